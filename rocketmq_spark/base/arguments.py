@@ -73,7 +73,7 @@ def check_function(name: str, value: Any, parameters: str, *, coroutines: bool =
             f"{name} is the {kind} {short_repr(value)}, whose body would never run; expected {expected}{hint}"
         )
     try:
-        # A decorated function is called with the parameters of the decorator's function, not of the function inside.
+        # A call of a decorated function goes to the decorator's wrapper, so the wrapper must accept the arguments.
         signature = inspect.signature(value, follow_wrapped=False)
     except (TypeError, ValueError):  # a built-in function may have no signature
         return
@@ -112,7 +112,8 @@ def check_synchronous(name: str, value: Any) -> None:
         raise OptionError(f"{name} is the {kind} {short_repr(value)}; expected a function that returns its result")
 
 
-# Limits the compared pairs of characters: to those of 10,000 names of 20 characters, or of 250 names of 127.
+# The limit for compared pairs of characters. 10,000 comparisons of two names with 20 characters reach this limit, or 250 with
+# 127.
 _MAX_PAIRS = 4_000_000
 _MAX_COMPARED_CHARACTERS = 127  # longer names are not compared
 
@@ -121,8 +122,8 @@ def similar_names(name: str, names: Iterable[str], count: int, cutoff: float) ->
     """Return up to ``count`` names that are similar to ``name``, the most similar one first.
 
     A server may report any number of names, and the time to compare two names grows with the product of their lengths. So the
-    comparison ends after ``_MAX_PAIRS`` pairs of characters, which take about half a second. Names with the same first letter are
-    compared first, and longer names than ``_MAX_COMPARED_CHARACTERS`` are left out.
+    comparison ends after ``_MAX_PAIRS`` pairs of characters, which take about half a second. Names that begin with the same
+    letter as ``name`` are compared first. Names of more than ``_MAX_COMPARED_CHARACTERS`` are left out.
     """
     name, pairs_left = name[:_MAX_COMPARED_CHARACTERS], _MAX_PAIRS
     compared_names: list[str] = []

@@ -8,12 +8,12 @@ from collections.abc import Callable, Hashable
 
 # The limit of the memory for incomplete large frames in one client: answers, requests of servers, and bulk reads.
 MAX_INCOMPLETE_BYTES = 512 << 20
-# The limit of the memory for requests of servers that wait in a client, and the limit for half messages that wait for a function
-# of the user. If larger messages are allowed, the limit for the requests is four times the largest request.
+# One limit for two kinds of memory: for servers' requests that wait in a client, and for half messages that wait for the user's
+# function. If larger messages are allowed, the limit for the requests is four times the largest request.
 MAX_WAITING_BYTES = 64 << 20
 
-# Bytes of memory that a decoded message needs besides its texts, and that each byte of its properties needs: the properties may
-# be many short texts.
+# The first number is the memory in bytes that a decoded message needs besides its texts. The second one is the memory for each
+# byte of the properties, which may be many short texts.
 OBJECT_BYTES, _BYTES_PER_PROPERTY_BYTE = 512, 8
 
 
@@ -25,8 +25,8 @@ def estimated_memory(body_bytes: int, property_bytes: int) -> int:
 class Budget:
     """Limits the bytes that holders, such as servers, have in memory together. Thread-safe.
 
-    A claim succeeds only if at least as many bytes stay free as the holder then has. If no holder has bytes, a claim of any size
-    succeeds.
+    After a claim, the holder must not have more bytes than stay free; otherwise, the claim fails. If no holder has bytes, a
+    claim of any size succeeds.
     """
 
     def __init__(self, limit: int) -> None:
@@ -60,8 +60,9 @@ class Budget:
 class ReceiveBudget:
     """Limits the bytes of incomplete frames that holders, such as servers, have in memory together. Thread-safe.
 
-    If the limit is reached, the largest account of the holder with most bytes is revoked. So a holder with at most its fair
-    share, the limit divided by the number of holders, keeps its bytes. A single frame may have any size.
+    If the limit is reached, the largest account of the holder with most bytes is revoked. The fair share of a holder is the
+    limit divided by the number of holders; a holder that has at most its fair share keeps its bytes. A single frame may have
+    any size.
     """
 
     def __init__(self, limit: int = MAX_INCOMPLETE_BYTES) -> None:
@@ -72,7 +73,8 @@ class ReceiveBudget:
         self._lock = threading.RLock()  # reentrant: garbage collection may release bytes in a block with this lock
 
     def account(self, holder: Hashable, on_revoked: Callable[[], None] | None = None) -> ReceiveAccount:
-        """Return an empty account for frames of ``holder``: for one frame at a time, or for all frames that a call keeps.
+        """Return an empty account for ``holder``. The account is for one incomplete frame at a time, or for all frames that a
+        call keeps.
 
         ``on_revoked`` is called when the account is revoked, on any thread, while the budget's lock is held.
         """

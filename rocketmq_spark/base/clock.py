@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 _MIN_PAUSE_S = 0.01
-NO_TIMEOUT_S = 1e9  # means no timeout: locks do not accept infinity
+NO_TIMEOUT_S = 1e9  # stands for no timeout, because locks do not accept infinity
 
 
 class Deadline(NamedTuple):
@@ -36,7 +36,7 @@ class Deadline(NamedTuple):
         return time.monotonic() >= self.end_s
 
     def pause(self, seconds: float) -> None:
-        """Block the calling thread for ``seconds``, or until shortly after the deadline, so that a last attempt can follow."""
+        """Block the calling thread for ``seconds``, but at most until the deadline; in any case for ``_MIN_PAUSE_S``."""
         time.sleep(max(_MIN_PAUSE_S, min(seconds, self.remaining())))
 
     def within(self, seconds: float) -> Deadline:
@@ -66,8 +66,8 @@ def epoch_ms() -> int:
 
 
 def utc_text(epoch_ms: int, timespec: str = "milliseconds") -> str:
-    """Return text such as ``2026-01-31T12:00:00.000Z``. If no date has this number of milliseconds, as a message may contain any
-    number, return ``@`` and the number.
+    """Return text such as ``2026-01-31T12:00:00.000Z``. A message may contain any number: if no date has this number of
+    milliseconds, return ``@`` and the number.
     """
     try:
         moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)

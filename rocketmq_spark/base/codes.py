@@ -9,12 +9,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-# The version that this client reports; servers adapt to it. 513 is 5.5.0; from 401 on name servers write routes as standard
-# JSON, and above 475 a server that shuts down answers GO_AWAY instead of just closing connections.
+# The version that this client reports, and to which servers adapt: 513 is 5.5.0. From 401 on, name servers write routes as
+# standard JSON. Above 475, a server that shuts down answers GO_AWAY before it closes connections.
 VERSION = 513
-FIRST_VERSION_WITH_TIMERS = 412  # 5.0.0; older brokers treat timer properties as the user's and deliver at once
+FIRST_VERSION_WITH_TIMERS = 412  # 5.0.0; older brokers take timer properties for the user's, and do not delay messages
 FIRST_VERSION_WITH_SEARCH_BOUNDARY = 440  # 5.1.4; older brokers answer a search by time with the nearest message
-FIRST_VERSION_WITH_ATTRIBUTES = FIRST_VERSION_WITH_TIMERS  # older brokers ignore the attributes of topics
+FIRST_VERSION_WITH_ATTRIBUTES = FIRST_VERSION_WITH_TIMERS  # older brokers ignore attributes of topics
 # 5.3.2; a broker of 5.3.0 or 5.3.1 reports success, but does not change the user.
 FIRST_VERSION_THAT_UPDATES_USERS = 476
 TIMER_MAX_DELAY_S = 3 * 24 * 3600  # a broker's timerMaxDelaySec unless it is configured otherwise
@@ -121,8 +121,8 @@ class Request(enum.IntEnum):
     AUTH_LIST_ACL = 3010
 
 
-# The largest JSON body of an answer, and the largest body of an answer with an entry for each queue: statistics of 200,000 queues
-# have 40 MiB.
+# Limits for the JSON bodies of answers. The second limit is for answers with an entry for each queue: statistics of 200,000
+# queues have 40 MiB.
 MAX_JSON_BYTES, MAX_TABLE_BYTES = 8 << 20, 64 << 20
 _MAX_UNREAD_BODY_BYTES = 64 << 10  # for answers whose body no code reads
 _MAX_ANSWER_BYTES_BY_REQUEST: Mapping[int, int] = {
@@ -222,8 +222,9 @@ class Response(enum.IntEnum):
 
 
 class SysFlag(enum.IntFlag):
-    """Bits of a message's system flag. Compute it for each send and never copy it from a received message: if an address
-    bit does not fit the connection, the broker acknowledges the message and then loses it."""
+    """Bits of a message's system flag. Compute the flag for each send, and never copy it from a received message: if the flag's
+    address bits do not fit the connection, the broker acknowledges the message and then loses it.
+    """
 
     COMPRESSED = 0x1
     MULTI_TAGS = 0x2
@@ -241,12 +242,12 @@ class SysFlag(enum.IntFlag):
 
 COMPRESSION_MASK = 0x700
 TRANSACTION_MASK = 0xC
-INNER_BATCH_MASK = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH  # a body is unpacked only if both are set, as in Java
-OFFSET_RESET = "OFFSET_RESET"  # remark of the pull that receives an operator's reset of its group
+# As in Java, a body is unpacked only if both flags are set.
+INNER_BATCH_MASK = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH
+OFFSET_RESET = "OFFSET_RESET"  # the remark of an answer to a pull, if an operator has reset the group's offset
 READ_FORBIDDEN_TYPES = frozenset({1, 3})  # ``forbiddenType`` of a pull: the broker or the topic has no read permission
-PULL_FORBIDDEN_REMARK = (
-    "pulling message is forbidden"  # brokers before 5.0 return no ``forbiddenType``, but this remark
-)
+# Brokers before 5.0 return this remark instead of ``forbiddenType``.
+PULL_FORBIDDEN_REMARK = "pulling message is forbidden"
 MAX_INT = (1 << 31) - 1  # the largest number in a field of four bytes
 SENDABLE_SYS_FLAGS = SysFlag.COMPRESSED | COMPRESSION_MASK | SysFlag.TRANSACTION_PREPARED
 
@@ -276,7 +277,7 @@ BLANK_MAGIC = 0xCBD43194  # padding at the end of a data file, never sent to cli
 # The attribute of compaction topics and its value. Brokers keep only the last message of each key of such a topic.
 CLEANUP_POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 QUEUE_TYPE, BATCH_QUEUE = "queue.type", "BatchCQ"
-MESSAGE_TYPE = "message.type"  # a ``TopicType``; without it NORMAL
+MESSAGE_TYPE = "message.type"  # its value is a ``TopicType``; a topic without this attribute is NORMAL
 
 # Limits, in characters for names and in bytes otherwise. The broker enforces the limits; the client checks a message before it
 # sends the message.
@@ -291,15 +292,17 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024 - 4  # what a server accepts as ``length``; i
 MAX_PROPERTIES_BYTES = 32767
 BROKER_PROPERTIES_RESERVE = 256  # what the broker may add to the properties of a single message
 SINGLE_MAX_PROPERTIES_BYTES = MAX_PROPERTIES_BYTES - BROKER_PROPERTIES_RESERVE
-# The sink's property with a row's id (option ``messageId``). This property is a user property, so readers show it.
+# The property in which the sink stores a row's id (option ``messageId``). Readers show it, because it is a user property.
 ROW_ID = "SPARK_ROW_ID"
-# The broker multiplies by 20, and a product above the largest int would shrink its scan window.
+# The broker multiplies the number of messages of a pull by 20. If the product were above the largest int, the broker would
+# search fewer offsets.
 MAX_PULL_MESSAGES = 107_374_182
 
 DELAY_LEVELS = (
     "1s", "5s", "10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h",
 )  # fmt: skip
-FIRST_RETRY_LEVEL = 3  # delay level after the first failure of a message; each further failure adds one
+# The delay level after a message's first failure; each further failure increases the level by one.
+FIRST_RETRY_LEVEL = 3
 
 
 class TopicType:

@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 P = TypeVar("P")
 D = TypeVar("D")
 
-# How many checks of one broker may wait for the user's function, or for their answers to be sent. Further checks are dropped,
-# because the broker repeats them.
+# How many checks of one broker may wait at most: until the user's function decides, or until the decision is sent. Further
+# checks are dropped, because the broker repeats them.
 MAX_WAITING_CHECKS = 1000
 # Pause between log lines about ignored checks.
 LOG_PAUSE_S = 10.0
@@ -39,13 +39,16 @@ def _no_op() -> None:
 
 
 class _SharedState:
-    """State of all ``CheckCoalescer`` objects of a process with the same ``sharing_key``. The keys identify half messages."""
+    """The state that all ``CheckCoalescer`` objects with the same ``sharing_key`` share in a process. The keys of its
+    dictionaries identify half messages.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # reentrant, because garbage collection may close a producer
-        self.newest_places: dict[str, Any] = {}  # where the newest copy of each message is that waits for a decision
-        self.newest_receivers: dict[str, CheckCoalescer[Any, Any]] = {}  # the object that got the newest check
-        # The object whose function decides, and the broker that sent the first check.
+        self.newest_places: dict[str, Any] = {}  # the place of the newest copy of each undecided message
+        # The object that got the newest check of the message.
+        self.newest_receivers: dict[str, CheckCoalescer[Any, Any]] = {}
+        # The object whose function decides about the message, and the broker that sent the message's first check.
         self.deciders: dict[str, tuple[CheckCoalescer[Any, Any], Hashable]] = {}
         # Until when further copies of a committed message are rolled back.
         self.rollback_deadlines: OrderedDict[str, Deadline] = OrderedDict()
@@ -55,15 +58,15 @@ class CheckCoalescer(Generic[P, D]):
     """Calls the user's function on a separate thread, so that decisions that do not need the function are sent at once.
 
     Args:
-        send: Sends a decision about one copy, and returns whether the decision has certainly arrived. A copy is identified by its
-            place: broker and offset. The function may block: each broker has its own thread, so that a broker that hangs does not
-            delay the decisions of other brokers.
-        broker_of: Returns the broker of the copy at this place.
-        commit: The decision that is made for one copy only. The other copies then get ``rollback``.
+        send: Sends a decision about one copy, and returns whether the decision has certainly arrived. A copy is identified by
+            its place: broker and offset. ``send`` may block: each broker has its own thread, so a broker that hangs delays no
+            decisions for other brokers.
+        broker_of: Returns the broker in the place of a copy.
+        commit: The decision that delivers the message. Only one copy gets this decision; the other copies then get
+            ``rollback``.
         rollback: The decision that drops a copy.
         unknown: The decision if the user's function raises.
-        sharing_key: Objects with the same value share their state, so that only one of them at a time calls its function for a
-            message.
+        sharing_key: Objects with the same key share their state: only one of them at a time calls its function for a message.
     """
 
     def __init__(
@@ -73,7 +76,8 @@ class CheckCoalescer(Generic[P, D]):
         self._send, self._broker_of = send, broker_of
         self._commit_decision, self._rollback_decision, self._unknown_decision = commit, rollback, unknown
         self._decide_executor = KeyedExecutor()
-        # Half of this limit is for decisions that need no call of the function.
+        # One half of this limit is for decisions of the user's function, the other half for decisions without a call of the
+        # function.
         self._send_executor = KeyedExecutor(2 * MAX_WAITING_CHECKS)
         # This deadline is set by ``leave``. Decisions that the function makes after this deadline are ignored.
         self._leave_deadline: Deadline | None = None
@@ -90,14 +94,15 @@ class CheckCoalescer(Generic[P, D]):
         self._memory_budget = Budget(MAX_WAITING_BYTES)
 
     def leave(self) -> None:
-        """Stop deciding. Brokers may send the checks that wait here to other objects."""
+        """Stop deciding. The checks that wait here are dropped; brokers may later send them to other objects."""
         with self._lock:
             self._leave_deadline = Deadline.after(RACE_WINDOW_S)
             for key in list(self._queued_keys):
                 self._forget(key)
 
     def request_decision(self, key: str, place: P, decide: Callable[[], D], held_bytes: int = 0) -> D | None:
-        """Queue a call of ``decide``. If a call for ``key`` waits or runs, its result applies to this copy, too.
+        """Queue a call of ``decide``. If a call for ``key`` waits or runs, the result of that call applies to the copy at
+        ``place``, too.
 
         Returns a decision that needs no call, for the caller to send; otherwise None. ``held_bytes`` is the memory that
         ``decide`` needs while it waits.
@@ -113,7 +118,7 @@ class CheckCoalescer(Generic[P, D]):
             decider, _ = self._deciders.get(key, (self, broker))
             is_hanging = decider._leave_deadline is not None and decider._leave_deadline.expired
             if decider is not self and (is_hanging or key in decider._queued_keys):
-                # This object calls its function at the same time or earlier.
+                # This object takes the message over from ``decider``, whose function hangs or is not called yet.
                 self._forget(key)
             is_pending = key in self._newest_places
             if not is_pending and self._waiting_by_broker[broker] < MAX_WAITING_CHECKS:
@@ -164,12 +169,12 @@ class CheckCoalescer(Generic[P, D]):
     def _log_ignored(self, key: str, reason: object) -> None:
         if self._log_limit.due():
             logger.warning(
-                "some checks are ignored until brokers repeat them, among them the check of %s: %s", key, reason
+                "some checks are ignored until brokers repeat them, such as the check of %s: %s", key, reason
             )
 
     def _decide(self, key: str, decide: Callable[[], D], release: Callable[[], None]) -> None:
         with self._lock:
-            is_open = key in self._queued_keys  # false if the producer has closed
+            is_open = key in self._queued_keys  # false if the producer has been closed
             self._queued_keys.discard(key)
         if not is_open:
             release()
@@ -188,7 +193,7 @@ class CheckCoalescer(Generic[P, D]):
     def _send_to_copies(self, key: str, decision: D) -> None:
         previous_place: P | None = None
         is_committed = False
-        # A further copy may arrive while a decision is sent.
+        # While a decision is sent, a check of a further copy may arrive.
         while (newest_copy := self._next_copy(key, previous_place, is_committed)) is not None:
             receiver, previous_place = newest_copy
             is_committed = receiver._send_to(key, previous_place, decision) and decision is self._commit_decision
@@ -204,8 +209,8 @@ class CheckCoalescer(Generic[P, D]):
     def _next_copy(
         self, key: str, previous_place: P | None, is_committed: bool
     ) -> tuple[CheckCoalescer[P, D], P] | None:
-        """Return the place of the newest copy, and the object that got its check. If it is ``previous_place``, forget the message
-        and return None.
+        """Return the place of the newest copy, and the object that got its check. If the newest copy is at ``previous_place``,
+        forget the message and return None.
         """
         with self._lock:
             if is_committed:

@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 PATH = "/metrics"
 DEFAULT_HOST = "127.0.0.1"
-# The time limit for a silence of a client and for its whole request, and how many clients are served at once.
+# A client may be silent for this number of seconds, and its whole request may take as long. The second number limits the
+# clients that are served at once.
 _IDLE_S, _MAX_CLIENTS = 10.0, 16
 _STOP_CHECK_S = 0.05  # how often the server checks whether to stop
 _COUNTER_SUFFIX = "_total"
@@ -83,7 +84,7 @@ def _replace_surrogates(value: str) -> str:
 class _Server(ThreadingHTTPServer):
     """A server with a limited number of threads.
 
-    At the limit, a new connection closes the oldest connection whose request has not arrived, so that idle connections keep no
+    At the limit, a new connection closes the oldest connection whose request has not arrived, so idle connections keep no
     client out. If all requests have arrived, the new connection is closed at once. The server of prometheus-client has neither
     a limit nor a timeout.
     """

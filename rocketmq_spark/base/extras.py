@@ -1,4 +1,4 @@
-"""The packages that parts of this package need, by the extra that installs them. A test compares this table with setup.cfg.
+"""The packages that the extras of rocketmq-spark install. A test compares this table with setup.cfg.
 
 A remedy names the packages instead of the extra, so that it works however this package was installed.
 """
@@ -57,7 +57,7 @@ def extra_with_module(module: str) -> str | None:
 def version_bounds(requirement: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """Return the parts of a requirement in the table: name, lowest version, and the first version that is too new.
 
-    The version that is too new is empty if the requirement has no upper bound.
+    If the requirement has no upper bound, the third part is an empty tuple.
     """
     name, low, high = re.fullmatch(r"([\w-]+)>=([\d.]+)(?:,<([\d.]+))?", requirement).groups()  # type: ignore[union-attr]
     return name, tuple(map(int, low.split("."))), tuple(map(int, high.split("."))) if high else ()

@@ -61,10 +61,10 @@ def home() -> Path:
     """Return HOME; or the home of the account if another user owns HOME, as with ``sudo`` and in containers of CI."""
     try:
         home_folder = Path.home()
-    except RuntimeError:  # the user has neither HOME nor a name, and the home "/" in containers
+    except RuntimeError:  # the user has neither HOME nor an account; in containers, the home of such a user is "/"
         return Path("/")
     if foreign_file(home_folder) is not None:
-        with contextlib.suppress(KeyError):  # a user without a name
+        with contextlib.suppress(KeyError):  # the user has no account
             return Path(pwd.getpwuid(os.geteuid()).pw_dir)
     return home_folder
 
@@ -91,7 +91,7 @@ def is_readable_or_missing(path: Path) -> bool:
 
 
 def foreign_file(path: Path, root_may_own: bool = True) -> ForeignFile | None:
-    """Return the file or folder if another user than this one and root owns it, or owns the target of the link.
+    """Return the file or folder if its owner, or the owner of a link's target, is neither this user nor root.
 
     Returns None otherwise, also if nothing exists there. Without ``root_may_own``, root counts as another user.
     """
@@ -110,7 +110,7 @@ def foreign_file_in(
 
     Args:
         path: The folder, which may be missing.
-        skipped_prefixes: Prefixes of the names of subfolders that are left out.
+        skipped_prefixes: Subfolders whose names have one of these prefixes are left out.
         root_may_own: Whether root may own ``path`` itself.
     """
     if (first_foreign_file := foreign_file(path, root_may_own)) is not None:
@@ -125,7 +125,9 @@ def foreign_file_in(
 
 
 def irregularity_in(path: Path, skipped_prefixes: tuple[str, ...] = ()) -> str | None:
-    """Return a clause about the first entry that is neither a folder nor a file with a single name; None if there is none."""
+    """Return a clause about the first entry that is neither a folder nor a file with only one name (hard link); None if there
+    is no such entry.
+    """
     for entry in _entries(path, skipped_prefixes):
         with contextlib.suppress(FileNotFoundError):  # another process removes files meanwhile
             if (problem := irregularity(entry)) is not None:
@@ -134,7 +136,7 @@ def irregularity_in(path: Path, skipped_prefixes: tuple[str, ...] = ()) -> str |
 
 
 def irregularity(path: Path) -> str | None:
-    """Return a clause about a path that is neither a folder nor a file with a single name; otherwise None."""
+    """Return a clause about a path that is neither a folder nor a file with only one name (hard link); None for other paths."""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a link"
@@ -146,7 +148,7 @@ def irregularity(path: Path) -> str | None:
 
 
 def link_in(path: Path) -> Path | None:
-    """Return the first link in a folder and the folders below it; None if there is none."""
+    """Return the first link that is in a folder, or in a folder below it; None if there is no link."""
     return next((entry for entry in _entries(path, ()) if entry.is_symlink()), None)
 
 
@@ -170,7 +172,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 def owner_uid(status: os.stat_result) -> int:
     """The uid of the owner of a file.
 
-    On a file system that a user other than root mounted (FUSE), the owner of each file is that user, because that user's program
+    If a user other than root mounted the file system (FUSE), that user counts as the owner of each file: the user's program
     decides which owners the file system shows.
     """
     if os.major(status.st_dev):  # a disk
@@ -189,7 +191,7 @@ def owner_uid(status: os.stat_result) -> int:
 
 
 def _status_or_none(read_status: Callable[[], os.stat_result]) -> os.stat_result | None:
-    # Another process may remove the file meanwhile. A file whose status cannot be read is not used either.
+    # Another process may remove the file meanwhile. If the status of a file cannot be read, the caller ignores the file.
     with contextlib.suppress(OSError):
         return read_status()
     return None
@@ -233,8 +235,8 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def open_lock(path: Path, flags: int = os.O_RDWR) -> int:
-    """Open a file that processes lock, like ``open_regular``. If the file belongs to this user, takes all rights to the file from
-    other users: a user who may read the file can also lock the file, and so exclude its owner.
+    """Open a file that processes lock, like ``open_regular``. If the file belongs to this user, takes all rights to the file
+    from other users, who could otherwise lock the file, and so exclude its owner.
     """
     descriptor = open_regular(path, flags)
     status = os.fstat(descriptor)
@@ -359,8 +361,8 @@ def try_lock(file: int | IO[str]) -> bool:
 
 
 def open_to_append(path: Path) -> int:
-    """Open or create a file that is appended to, and return its descriptor. Where other users may replace the file, as in a
-    folder of all users, links, pipes and devices raise ``OSError``.
+    """Open or create a file that is appended to, and return its descriptor. If other users may replace the file, as in a folder
+    for all users, raises ``OSError`` for a link, a pipe or a device.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     if any(exposures(path)):
@@ -395,13 +397,13 @@ def replace_file(path: Path, content: str | bytes, mode: int = 0o600) -> None:
 
 
 def others_may_write(status: os.stat_result) -> bool:
-    """Whether the mode of a file or folder lets other users than its owner and this one write to it."""
+    """Whether the mode of a file or folder lets users write to it who are neither its owner nor this user."""
     return bool(_rights_of_others(status, _WRITE_BITS))
 
 
 def is_shared_folder(status: os.stat_result) -> bool:
-    """Whether a folder is for all users, like ``/tmp``: it is sticky, and other users may write to it. Such a folder must keep
-    its mode.
+    """Whether a folder is for all users, like ``/tmp``: it is sticky, and other users may write to it. The mode of such a
+    folder must not be changed.
     """
     return others_may_write(status) and bool(status.st_mode & stat.S_ISVTX)
 
@@ -429,16 +431,16 @@ def creation_mask() -> int:
 
 
 def new_files_are_open() -> bool:
-    """Whether the umask lets other users than this one and root write to new files, and connect to new sockets."""
+    """Whether the umask lets users other than this user and root write to new files, and connect to new sockets."""
     write_rights = _WRITE_BITS & ~creation_mask()
     return bool(write_rights & _OTHERS_BITS or (write_rights and not _is_private_group(os.getegid(), os.geteuid())))
 
 
 def _is_private_group(gid: int, uid: int) -> bool:
     """Whether a group certainly has no other members than the user ``uid`` and root, and is the primary group of no other
-    account. The owner of a file of the group need not be a member.
+    account. A file may belong to a group of which the file's owner is not a member.
     """
-    if gid == ROOT:  # in images for OpenShift, this is also the group of all users
+    if gid == ROOT:  # this is root's group; in images for OpenShift, the container's user is a member, too
         return True
     if not uids_by_primary_group().get(gid, set()) <= {uid, ROOT}:
         return False
@@ -470,7 +472,7 @@ def uids_by_primary_group() -> dict[int, set[int]]:
 def is_writable_by_owner_only(path: Path) -> bool:
     """Whether a file or folder exists, this user or root owns it, and its mode lets only the owner write to it.
 
-    A group may not write to it either, even if only its owner is in the group.
+    The mode must not let a group write, even if only the owner is in the group.
     """
     try:
         return foreign_file(path) is None and not path.stat().st_mode & _WRITE_BITS
@@ -525,7 +527,7 @@ def revoke_write_all(path: Path) -> None:
 def _revoke_write_in(folder_descriptor: int) -> None:
     _revoke_write(folder_descriptor)
     for name in os.listdir(folder_descriptor):
-        with contextlib.suppress(OSError):  # the entry has gone, or cannot be opened and stays as it is
+        with contextlib.suppress(OSError):  # the entry is gone; or it cannot be opened, and stays as it is
             mode = os.lstat(name, dir_fd=folder_descriptor).st_mode
             if stat.S_ISDIR(mode):
                 with open_subfolder(folder_descriptor, [name]) as inner_descriptor:
@@ -539,7 +541,9 @@ def _revoke_write_in(folder_descriptor: int) -> None:
 
 
 class Exposure(NamedTuple):
-    """A file or folder that other users may change or replace: its owner ``uid``, or users who may write if ``uid`` is None."""
+    """A file or folder that other users may change or replace: the owner ``uid``, or if ``uid`` is None, all users with write
+    permission.
+    """
 
     path: Path
     status: os.stat_result
@@ -568,7 +572,7 @@ def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
     trusted_uids = {os.geteuid(), ROOT, owner} | _unmapped_uids()
     for folder, entry in _lookups(path):
         folder_status, entry_status = _status_or_none(folder.stat), _status_or_none(entry.lstat)
-        if folder_status is None:  # a folder that is missing or cannot be read is not used either
+        if folder_status is None:  # nothing is opened through a folder that is missing or cannot be read
             continue
         if others_may_write(folder_status) and (entry_status is None or not folder_status.st_mode & stat.S_ISVTX):
             yield Exposure(folder, folder_status, None)
@@ -577,8 +581,8 @@ def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
 
 
 def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> str:
-    """Return a sentence without its period that says how to remove an exposure of ``name``, such as "the spool", which belongs
-    to ``owner``. ``is_above`` says whether the exposed folder is above ``name``.
+    """Return a sentence, without its period, that says how to remove an exposure. ``name`` is what is exposed, such as "the
+    spool", and belongs to ``owner``. ``is_above`` says whether the exposed folder is above ``name``.
 
     If another user may lead the path elsewhere before root runs a command, the sentence gives root no command, not even ``mv``.
     """
@@ -592,20 +596,20 @@ def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> 
     if exposure.uid is not None and not is_above:
         return f"Let {user_text(exposure.uid)} remove {quoted_path}, not root"
     if owner == ROOT:
-        return f"Use a folder for {name} that only root may change, and so each folder above it"
+        return f"Use a folder for {name} that only root may change, in folders that only root may change"
     if owner == error_reader_uid():
         return f"Move {name} below a folder that only you and root may change"
     return f"Let {user_text(owner)} move {name}, not root, below a folder that only that user and root may change"
 
 
 def exposures_in(path: Path, skipped_prefixes: tuple[str, ...], owner: int) -> Iterator[Exposure]:
-    """Yield the folder, and each entry in it, that other users than ``owner``, this one and root may change."""
+    """Yield the folder, and each entry in it, if users other than ``owner``, this user and root may change it."""
     yield from exposures_of(path, _entries(path, skipped_prefixes), owner)
 
 
 def exposures_of(path: Path, entries: Iterable[Path], owner: int = ROOT) -> Iterator[Exposure]:
-    """Yield the folder and each of ``entries`` that other users than ``owner``, this one and root may change. For a link, only
-    its owner is checked.
+    """Yield the folder, and each of ``entries``, if users other than ``owner``, this user and root may change it. For a link,
+    only its owner is checked.
     """
     for entry in itertools.chain((path,), entries):
         status = _status_or_none(path.stat if entry == path else entry.lstat)
@@ -695,7 +699,7 @@ def as_user(uid: int) -> Iterator[None]:
     If files stay open after the block, root's rights apply to them again; use ``become_user`` for such files.
 
     Args:
-        uid: The user. New files belong to this user. A user without an account gets only the group of nobody.
+        uid: The other user, to whom new files belong. A user without an account gets only the group of nobody.
     """
     gid, groups = groups_of(uid)
     with contextlib.ExitStack() as stack:  # the user is set last and restored first: only root may set groups
@@ -715,7 +719,8 @@ def become_user(uid: int) -> None:
     real, effective and saved ids change, so that nothing can get root's rights back. ``uid`` is as in ``as_user``.
 
     Links of that user must not lead to files that only root can reach. So the process gives up its terminal, and its current
-    folder: ``/proc/self/cwd`` opens that folder whatever the modes of the folders above it are. Use absolute paths afterwards.
+    folder: ``/proc/self/cwd`` opens the current folder, whatever the modes of the folders above it are. Use absolute paths
+    afterwards.
 
     Raises ``OSError`` if root lacks the capability; then this process keeps root's rights.
     """

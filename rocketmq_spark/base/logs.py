@@ -1,7 +1,7 @@
 """Escapes control characters in the package's log records, and in the texts of its errors.
 
-Servers and other clients choose names of brokers, remarks and ids of messages. A line break in such a text would make the rest
-look like another log record, and a control character would control the terminal that shows the text.
+Servers and other clients choose names of brokers, remarks and ids of messages. After a line break in such a text, the rest
+would look like another log record. Other control characters would control the terminal that shows the text.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ closes the inherited entries, because their connections and locks belong to the 
 consumer to the process that created it.
 
 Producers and consumers close at the end of a ``with`` block, in signal handlers, and never in a forked child. A signal handler
-interrupts the main thread anywhere, perhaps in a call of this package. Such a call may hold locks that the close, or the threads
-which receive answers, need. The close would deadlock, so it is deferred until the call ends (``signal_safe``, ``defer_close``).
-``on_signals`` replaces the handlers of signals while a call waits.
+interrupts the main thread anywhere, perhaps in a call of this package. The interrupted call may hold locks that ``close``
+needs, or that the threads which receive answers need. The close would deadlock, so it is deferred until the call ends
+(``signal_safe``, ``defer_close``). ``on_signals`` replaces the handlers of signals while a call waits.
 
 When a query stops, Spark closes its connection to the source runner (the Python process of a stream on the driver's
 machine). The runner then fails to read the next request, and fails again when it reports the first failure.
@@ -38,8 +38,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-# Thresholds of garbage collection: the number of new objects before the young generation is collected, and the number of
-# collections of a generation before the next older one is collected.
+# Thresholds of garbage collection. The first one is the number of new objects before the young generation is collected. The
+# others are the numbers of collections of a generation after which the next older generation is collected.
 GC_THRESHOLDS = (50_000, 20, 20)
 
 
@@ -51,7 +51,7 @@ class _Registry:
     def __init__(self, inherited_registry: _Registry | None = None) -> None:
         self.lock = threading.RLock()
         self.entries_by_kind: dict[str, dict[Any, Any]] = {}
-        # The locks of entries. An entry has a lock only while threads use it.
+        # The locks of entries. The lock of an entry exists only while threads use the lock.
         self.entry_locks: weakref.WeakValueDictionary[tuple[str, Hashable], Any] = weakref.WeakValueDictionary()
         self.inherited_registry = inherited_registry
 
@@ -70,7 +70,8 @@ os.register_at_fork(after_in_child=_reset_in_child)
 def registry_lock() -> AbstractContextManager[bool]:
     """The lock of the registry. Each process has a new lock, because a fork may inherit a held lock.
 
-    All threads need this lock, so its block must not wait: no server, no file, no ``entry_lock`` and no ``get_or_create``.
+    All threads need this lock, so a thread that holds this lock must not wait: not for a server, a file or an ``entry_lock``,
+    and not in ``get_or_create``.
     """
     return _registry.lock
 
@@ -111,8 +112,8 @@ def get_or_create(kind: str, key: Hashable, make: Callable[[], T]) -> T:
 class LiveObjects(Generic[T]):
     """Weak references to the objects of a kind in this process. A forked child starts with none of them.
 
-    An idle object does nothing by itself, so an object in use calls ``due``, and does the periodic work of all objects that this
-    returns.
+    An idle object does nothing by itself. So an object in use calls ``due``, and does the periodic work of all objects that
+    ``due`` returns.
     """
 
     def __init__(self, period_s: float = 0.0) -> None:
@@ -165,9 +166,10 @@ def is_worker(module: str) -> bool:
 def tune_gc_of_runner() -> None:
     """Tune garbage collection for a long stream. Does nothing outside a source runner.
 
-    Views of thousands of queues trigger full collections. Most of the work of a full collection would be to traverse the imported
-    modules, which are never freed. A view stays in use until the next view replaces it, so collections free none of it. With
-    Python's default thresholds, collections took a fifth of the time to plan 100,000 queues.
+    The objects that describe thousands of queues trigger full collections. Most of the work of a full collection would be to
+    traverse the imported modules, which are never freed. These objects stay in use until newer ones replace them, so a
+    collection would free none of them. With Python's default thresholds, collections took a fifth of the time to plan 100,000
+    queues.
     """
     if _is_runner():
         tune_gc()
@@ -250,7 +252,9 @@ def defer_close(close: Callable[[], object]) -> bool:
 
 
 def _run_signal_safe(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Mark the stack with the frame of this function. A counter would stay wrong if Ctrl-C interrupted its update."""
+    """Call ``method``. The frame of this function marks the stack. A counter instead would stay wrong if Ctrl-C interrupted its
+    update.
+    """
     return method(*args, **kwargs)
 
 
@@ -306,8 +310,8 @@ _replaced_handlers: list[_Handlers] = []  # the replaced handlers by signal
 
 @contextlib.contextmanager
 def on_signals(handle: Callable[[], object], *numbers: signal.Signals) -> Iterator[None]:
-    """Inside the block, these signals call ``handle`` instead of ending the program. In other threads than the main
-    thread, which receives all signals, this does nothing.
+    """Inside the block, these signals call ``handle`` instead of ending the program. In other threads than the main thread, the
+    function does nothing, because Python runs handlers only in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -43,7 +43,8 @@ class RetryErrors:
         self.first_error, self.last_error, self.first_failure_s, self.attempt_count = None, None, 0.0, 0
 
     def final_error(self, error: RocketMQError, now_s: float) -> RocketMQError:
-        """Return the error to raise for ``error``: the first error, with the number and duration of attempts and the last error.
+        """Return the error to raise after ``error``: the first error. Its text also has the number and duration of the
+        attempts, and the last error.
 
         A single error, or a permanent one, is returned as it is.
         """
@@ -78,8 +79,8 @@ class Retry:
     interval_s: float = 0.5
 
     def run(self, request: Callable[[], T], deadline: Deadline | None = None) -> T:
-        """Return the first result. Raises a permanent error at once, and otherwise the last error after all attempts, or
-        ``final_error`` at the deadline.
+        """Return the first result. Raises a permanent error at once. Otherwise raises the last error after all attempts, or
+        ``final_error`` when the deadline is reached.
         """
         pauses, errors = backoff(self.interval_s, 10.0), RetryErrors()
         for attempts_left in range(self.times, -1, -1):

@@ -1,8 +1,8 @@
 """The controlling terminal of a process. The process can open it as ``/dev/tty`` whatever the terminal's owner and mode are.
 
-A process that takes the rights of another user gives up its terminal. Otherwise, a link of that user to ``/dev/tty`` could lead
-output of the process to the terminal of the user who runs the command. Open files, such as the standard output, stay open, and
-Ctrl-C still ends the process, because the process stays in the foreground group of the terminal.
+A process that takes the rights of another user gives up its terminal. If the process kept the terminal, the other user could
+make links to ``/dev/tty``, through which the process would write to the terminal. Open files, such as the standard output, stay
+open, and Ctrl-C still ends the process, because the process stays in the foreground group of the terminal.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _exit_code_of_child(child: int) -> int:
                 is_stopped = os.WIFSTOPPED(child_change[1])
                 if not is_stopped and not os.WIFCONTINUED(child_change[1]):
                     return os.waitstatus_to_exitcode(child_change[1])
-        elif signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+        elif signal.getsignal(number) != signal.SIG_IGN:  # nohup makes a program ignore SIGHUP
             must_end = True
             if number in _FORWARDED_SIGNALS:  # Ctrl-C reaches the child, too
                 os.kill(child, number)
@@ -91,7 +91,7 @@ def _leads_session() -> bool:
 
 def _open_terminal() -> int | None:
     """Open the terminal and return its descriptor. Returns None if this process has no terminal, or cannot open the device. In
-    some containers it cannot be opened, and links to the device are harmless there.
+    some containers the device cannot be opened, and links to the device are harmless there.
     """
     try:
         return os.open(_TERMINAL_PATH, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)

@@ -49,7 +49,7 @@ class Failure:
         return f"{type(self.error).__name__}: {safe_text(self.error, str)}"
 
     def log(self, logger: logging.Logger, text: str, *args: object) -> None:
-        """Log the error with its traceback. A log handler that raises has no further effect."""
+        """Log the error with its traceback. An exception of a log handler is ignored."""
         capture(logger.error, text, *args, exc_info=self.error, stacklevel=3)
 
 
@@ -89,7 +89,9 @@ class TracebackLimit:
 
 
 def capture(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failure:
-    """Return the result of ``code``, or its exception as a ``Failure``. In the main thread, Ctrl-C is raised."""
+    """Return the result of ``code``, or its exception as a ``Failure``. In the main thread, a ``KeyboardInterrupt`` is raised,
+    not returned.
+    """
     try:
         return code(*args, **kwargs)
     except BaseException as e:
@@ -103,7 +105,9 @@ _local = threading.local()
 
 @contextlib.contextmanager
 def without_blocking() -> Iterator[None]:
-    """Make ``may_block`` return False on this thread inside the block, so that another thread does the work that may block."""
+    """During the ``with`` statement, ``may_block`` returns False on this thread, so that another thread does work that could
+    wait.
+    """
     previous_value, _local.waits = may_block(), False
     try:
         yield
@@ -117,7 +121,7 @@ def may_block() -> bool:
 
 
 def safe_text(value: object, convert: Callable[[object], str] = repr) -> str:
-    """Return the text of a user's value, also if its method raises."""
+    """Return the text of a user's value; if ``convert`` raises, return a text with the value's type."""
     text = capture(convert, value)
     return f"<{type(value).__name__} without a text>" if isinstance(text, Failure) else text
 
@@ -125,14 +129,15 @@ def safe_text(value: object, convert: Callable[[object], str] = repr) -> str:
 def start_thread(
     name: str, loop: Callable[[], None], on_end: Callable[[], None] | None = None, restart: bool = True
 ) -> threading.Thread:
-    """Start a daemon thread that runs ``loop`` until it returns, and then ``on_end``, also after an error.
+    """Start a daemon thread that runs ``loop``. At the end of the thread, ``on_end`` runs, also after an error.
 
-    Exceptions of ``loop`` are logged. With ``restart``, the loop then runs again, so it must first remove the work that failed.
+    Exceptions of ``loop`` are logged. With ``restart``, ``loop`` is called again after an exception, so it must remove a task
+    from its queue before it runs the task.
 
     Raises:
         RuntimeError: The system allows no more threads. Record the thread only after this call.
     """
-    name = escaped(name)  # it may contain the name of a broker, and logs show it
+    name = escaped(name)  # logs show the thread's name, which may contain the name of a broker
     thread = threading.Thread(target=_run_thread, args=(name, loop, on_end, restart), name=name, daemon=True)
     thread.start()
     return thread
@@ -162,7 +167,8 @@ class Latch:
     """A flag that other threads or signal handlers set, and one thread waits for.
 
     Unlike ``Event``, it is safe in signal handlers: Ctrl-C can interrupt an ``Event`` while it holds the lock of its condition.
-    The lock then stays locked, and each later ``set`` blocks forever, as does ``set`` in a signal handler at such a moment.
+    The lock then stays locked, and each later ``set`` blocks forever. A ``set`` in a signal handler that interrupts the
+    ``Event`` at this moment blocks forever, too.
     """
 
     __slots__ = ("_lock",)
@@ -182,13 +188,13 @@ class Latch:
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until the flag is set, for at most ``seconds``. Returns whether the flag is set.
 
-        Without ``seconds`` the thread wakes periodically to check the flag: if two signals arrive at once, another thread may
-        receive both and wake no waiting thread.
+        Without ``seconds``, the thread wakes periodically to check the flag. If two signals arrive at once, another thread may
+        receive both, and this thread is not woken.
         """
         while not self._lock.acquire(timeout=_FLAG_CHECK_S if seconds is None else max(0.0, seconds)):
             if seconds is not None:
                 return False
-        self.set()  # because the acquired lock cleared the flag
+        self.set()  # sets the flag again, because acquiring the lock cleared it
         return True
 
 
@@ -239,7 +245,7 @@ class KeyedExecutor:
             try:
                 self._work_by_key[key] = queue
                 start_thread(f"rocketmq-aside-{key}", functools.partial(self._run, key, queue))
-            # Also after Ctrl-C: whether the thread exists is unknown, so the caller keeps the work.
+            # If this raises, even by Ctrl-C, the caller keeps the work. So the queue is emptied, because the thread may exist.
             except BaseException:
                 queue.clear()
                 self._work_by_key.pop(key, None)
@@ -306,7 +312,7 @@ class DaemonThreadPool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads after their work. With ``wait``, return when they have ended. No future is cancelled."""
+        """End the threads after their work. With ``wait``, return when the threads have ended. No future is cancelled."""
         with self._lock:
             self._is_shut_down = True
             self._state_changed.notify_all()
@@ -347,7 +353,8 @@ def _complete(future: Future[T], code: Callable[[], T]) -> None:
         future.set_result(outcome)
 
 
-_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # counts sleep of the machine, on Linux
+# On Linux, this clock also runs while the machine sleeps.
+_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Timer:
@@ -358,7 +365,8 @@ class Timer:
         self._pending_calls: list[tuple[float, int, Callable[[], None]]] = []
         self._call_numbers = itertools.count()
         self._lock = threading.Lock()
-        self._wakeups: SimpleQueue[None] = SimpleQueue()  # a threading.Condition takes several times as long
+        # Waiting with a threading.Condition takes several times as long.
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -391,7 +399,7 @@ class Timer:
         return True
 
     def wait_notified(self, condition: threading.Condition, seconds: float) -> None:
-        """Wait until ``condition``, which the caller holds, is notified, or for ``seconds``."""
+        """Wait until ``condition`` is notified, for at most ``seconds``. The caller holds the lock of the condition."""
         condition.wait(seconds)
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
@@ -399,9 +407,10 @@ class Timer:
         with self._lock:
             if self._closed:
                 return
-            # The thread is started and woken before the call is added. So if the thread cannot start, or Ctrl-C comes, the caller
-            # gets the exception. The woken thread waits for the lock. If the call were added without a wakeup, the thread would
-            # sleep on: later calls wake the thread only if they are due before all pending calls.
+            # The thread is started and woken before the call is added. So if the thread cannot start, or Ctrl-C comes, the
+            # caller gets the exception, and no call is added. The woken thread waits for the lock. If the call were added
+            # without a wakeup, the thread would sleep on: later calls wake the thread only if they are due before all pending
+            # calls.
             self._start()
             entry = (time.monotonic() + seconds, next(self._call_numbers), call)
             if not self._pending_calls or entry < self._pending_calls[0]:
@@ -435,7 +444,7 @@ class Timer:
         self.call_later(first_delay_s, call_and_repeat)
 
     def drain(self, seconds: float) -> None:
-        """Wait for the calls that are due now, unless the caller is one of them."""
+        """Wait until the calls that are due now have ended; does not wait on the timer's own thread."""
         if self._thread is None or self._thread is threading.current_thread():
             return
         latch = Latch()

@@ -35,16 +35,16 @@ class ReloadedValue(Generic[T]):
     def __init__(self, paths: Sequence[str | None], load: Callable[[], T]) -> None:
         self._paths = tuple(os.path.expanduser(path) for path in paths if path)
         self._load = load
-        self._loaded_value: tuple[tuple[object, ...], T] | None = None  # has the stamps of the files, and the value
+        self._loaded_value: tuple[tuple[object, ...], T] | None = None  # the stamps of the files, and the loaded value
         # The stamps of the files, the error, and when ``load`` may be called again.
         self._last_failure: tuple[tuple[object, ...], OSError | RocketMQError, Deadline] | None = None
-        self._stale_deadline: Deadline | None = None  # when the value expires; None while the files can be loaded
+        # When the loaded value expires; None while the files can be loaded.
+        self._stale_deadline: Deadline | None = None
 
     def get(self) -> T:
         """Return the value. Raises the error of ``load`` if there is no value yet, or if the value has expired."""
-        if (
-            self._loaded_value is not None and not has_own_rights()
-        ):  # perhaps only the process's own user may read the files
+        # While this process runs as another user, it may be unable to read the files.
+        if self._loaded_value is not None and not has_own_rights():
             return self._loaded_value[1]
         stamps = tuple(map(_stamp, self._paths))
         if self._loaded_value is None or self._loaded_value[0] != stamps:
@@ -94,8 +94,8 @@ _HASHED_NAME = re.compile(r"[0-9a-f]{8}\.\d+")
 def system_authorities() -> bytes:
     """Return the authorities that Python's ``ssl`` trusts by default, as PEM; empty if the system has none.
 
-    The system stores them in a file, and in folders whose files are named by hashes. The variables SSL_CERT_FILE and SSL_CERT_DIR
-    replace these paths.
+    The system stores authorities in a file, and in folders whose files are named by hashes. The variables SSL_CERT_FILE and
+    SSL_CERT_DIR replace these paths.
     """
     certificates = dict.fromkeys(pem for path in _system_files() for pem in _certificates(_read_or_empty(path)))
     return b"\n".join([*certificates, b""]) if certificates else b""
@@ -109,7 +109,7 @@ def check_authorities(pem: bytes) -> None:
 
 
 def _certificates(pem: bytes) -> Iterator[bytes]:
-    """The certificates in the content of a file, in time that is linear in its size."""
+    """Yield the certificates in the content of a file. The time for this grows only linearly with the size of the file."""
     end = 0
     while (start := pem.find(_BEGIN_MARKER, end)) >= 0 and (end_marker := pem.find(_END_MARKER, start)) >= 0:
         end = end_marker + len(_END_MARKER)

@@ -26,7 +26,8 @@ __all__ = [
 
 # The group under which administration and commands pull and send messages.
 GROUP = "rocketmq-spark-cli"
-# A text that is logged or shown once if a broker's retention is not requested, because the answer would also contain passwords.
+# Logged or shown once instead of a broker's retention. Without TLS, the retention is not requested, because the answer would
+# also contain passwords.
 RETENTION_NOT_KNOWN = "retention not known without TLS"
 
 
@@ -60,11 +61,11 @@ class TopicOnBroker:
     """A topic as one broker keeps it.
 
     Args:
-        read_queues: How many queues can be read.
-        write_queues: How many queues take messages.
+        read_queues: Number of queues that can be read.
+        write_queues: Number of queues that take messages.
         permission: ``RW``, ``R``, ``W`` or ``-``.
         message_type: ``NORMAL``, ``FIFO``, ``DELAY``, ``TRANSACTION``, ``MIXED``, …; None on brokers before 5.0.
-        order: The topic's order flag (``Admin.update_topic``). On brokers before 5.0: whether name servers have an
+        order: The topic's order flag (``Admin.update_topic``). On brokers before 5.0, whether name servers have an
             ``orderTopicConf`` for it.
         attributes: Its attributes, such as ``queue.type``; empty on brokers before 5.0.
     """
@@ -153,7 +154,7 @@ class GroupDescription:
 
     Args:
         group: The group.
-        settings: By broker, its ``SubscriptionGroupConfig`` there, such as ``{"retryMaxTimes": 16}``.
+        settings: Its ``SubscriptionGroupConfig`` on each broker, such as ``{"retryMaxTimes": 16}``.
         members: Its members, sorted by client id.
         consume_type: ``CONSUME_PASSIVELY`` (push) or ``CONSUME_ACTIVELY`` (pull); None without members.
         message_model: ``CLUSTERING`` or ``BROADCASTING``; None without members.
@@ -271,8 +272,9 @@ class AccessPolicy:
 class QueueLag(NamedTuple):
     """The offsets of one queue, and a reader's position in it.
 
-    ``min_offset`` (first) and ``max_offset`` (end) are None if no broker reported them. ``position`` is the next offset to read;
-    None if the reader has none. ``next_stored_ms`` is when the next message to read was stored (epoch ms); None if unknown.
+    ``min_offset`` (first) and ``max_offset`` (end) are None if no broker reported them. ``position`` is the next offset to
+    read; None if the reader has none. ``next_stored_ms`` is the store time of the next message to read (epoch ms); None if
+    unknown.
     """
 
     queue: MessageQueue
@@ -293,14 +295,18 @@ class QueueLag(NamedTuple):
 
     @property
     def lag(self) -> int | None:
-        """Unread messages that are still stored; gaps in offsets count too. None if unknown, as for a queue that went back."""
+        """Unread messages that are still stored; gaps in offsets count too. None if unknown, or if the queue ends before the
+        position (``went_back``).
+        """
         if self.next_offset is None or self.max_offset is None or self.went_back:
             return None
         return max(0, self.max_offset - self.next_offset)
 
     @property
     def lost(self) -> int | None:
-        """The number of messages that were removed before they were read. None if unknown, as for a queue that went back."""
+        """The number of messages that were removed before they were read. None if unknown, or if the queue ends before the
+        position (``went_back``).
+        """
         if self.position is None or self.min_offset is None or self.went_back:
             return None
         return max(0, self.min_offset - self.position)
@@ -353,8 +359,8 @@ class Pace(NamedTuple):
 
 
 def pace(before: Iterable[QueueLag], now: Iterable[QueueLag], seconds: float) -> Pace:
-    """Compute the pace from queues whose lag was known both times. The pace is unknown if offsets decreased: the group's
-    offsets were reset, or the topic was created again.
+    """Compute the pace from queues whose lag was known at both measurements. The pace is unknown if offsets decreased: the
+    group's offsets were reset, or the topic was created again.
     """
     lags_before = {queue_lag.queue: queue_lag for queue_lag in before if queue_lag.lag is not None}
     pairs = [

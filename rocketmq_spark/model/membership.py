@@ -84,8 +84,8 @@ class TopicFigures:
     Args:
         pull_ms: Mean time of a pull in the last minute, in ms; None if there was none.
         pulled_per_s: Messages pulled per second, in the last minute.
-        consume_ms: Mean time of a call of the listener in the last minute, or in the last hour if there was none in that minute,
-            in ms; None without a call.
+        consume_ms: Mean time of a call of the listener in the last minute, in ms. If the last minute had no call, the mean of
+            the last hour; None without a call.
         consumed_per_s: Messages finished per second, in the last minute.
         failed_per_s: Messages that failed per second, in the last minute.
         failed: Messages that failed in the last hour.
@@ -109,7 +109,7 @@ class ConsumerStats:
         sent_back: Messages that were returned to the broker, which delivers them again later.
         cached: Messages that were pulled and are not finished.
         lag: Unfinished messages in the consumer's queues, up to the ends that brokers reported within the last minute. None
-            while an end, or the list of the consumer's queues, is unknown; always None over gRPC.
+            while the end of a queue, or the list of the consumer's queues, is unknown; always None over gRPC.
         rebalances: How often the assigned queues of a topic changed.
         topics: Recent figures by topic, the retry topic included.
     """
@@ -165,6 +165,6 @@ class DirectResult:
 BrokerRequest = MembersChanged | ResetOffsets | GetConsumedOffsets | GetRunningInfo | ConsumeDirectly
 RequestAnswer = Mapping[MessageQueue, int] | RunningInfo | DirectResult
 
-# Called with the broker's address and its request, on a thread of the group, and may block. Returns None if the broker expects no
-# answer.
+# A function that answers a broker's request. It gets the broker's address and the request, runs on a thread of the group, and
+# may block. It returns None if the broker expects no answer.
 RequestCallback = Callable[[str, BrokerRequest], RequestAnswer | None]

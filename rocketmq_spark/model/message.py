@@ -63,16 +63,18 @@ class Message:
 
 @dataclass(slots=True)
 class KeyedMessage(Message):
-    """A stored message that is sent again with its sharding key, a reserved property, which ``Message`` would reject."""
+    """A copy of a stored message that is sent with the message's sharding key. This is a reserved property, which ``Message``
+    rejects.
+    """
 
     sharding_key: str | None = None
 
 
 class _StoredFields:
-    """Decodes the fields of a message that were not set, when they are read (``wire.stored_fields``).
+    """Decodes a field of a message when the field is read, unless it was set before (``wire.stored_fields``).
 
-    A read sets only ``properties``, which most listeners read several times. If a read also set other fields, it could overwrite
-    a value that another thread sets at the same moment.
+    The decoded value is kept only for ``properties``, which most listeners read several times. If other values were kept, too,
+    they could overwrite a value that another thread sets at the same moment.
     """
 
     if TYPE_CHECKING:  # with ``__getattr__``, type checkers would accept attributes of any name
@@ -90,7 +92,8 @@ class _StoredFields:
                     pass
                 else:
                     return decode(name, self)
-            return object.__getattribute__(self, name)  # raises the same error again, also an error of a property
+            # Raises the same AttributeError again, which may be that of a property.
+            return object.__getattribute__(self, name)
 
         def __getstate__(self) -> Any:
             """Return only the fields. Earlier releases do not have the other attributes, and could not unpickle a message with
@@ -230,9 +233,9 @@ PopTarget = tuple[str, int]  # the source of popped messages: a topic, and the i
 
 @dataclass(frozen=True, slots=True)
 class GroupPolicy:
-    """Settings of a consumer group that a Proxy reports: the number of attempts before a message becomes a dead letter, whether
-    messages keep their order, and the pauses in seconds before each redelivery; the last pause applies to all further
-    redeliveries.
+    """Settings of a consumer group that a Proxy reports. These settings are the number of attempts before a message becomes a
+    dead letter, whether messages keep their order, and the pauses in seconds before each redelivery. The last pause applies to
+    all further redeliveries.
     """
 
     max_attempts: int

@@ -51,8 +51,8 @@ class QueueData:
 class BrokerData:
     """Addresses of one broker name by broker id. The id 0 is that of the master, and may be missing while the master is down.
 
-    If ``acting`` is true, a slave has the id 0, because it acts for a master that is down (a name server with
-    ``supportActingMaster``). The acting slave answers requests, but may lack the last messages.
+    If ``acting`` is true, the master is down, and a slave that acts for it has the id 0. Name servers report this with
+    ``supportActingMaster``. The acting slave answers requests, but may lack the last messages.
     """
 
     broker_name: str
@@ -97,7 +97,7 @@ class BrokerData:
         return next(iter(self.slaves), None)
 
 
-@dataclass(frozen=True)  # without slots, for the cached properties
+@dataclass(frozen=True)  # no slots, because cached properties need a ``__dict__``
 class TopicRoute:
     """Where a topic lives. ``static`` is true for static (mapped) topics, which have logical queues."""
 
@@ -235,7 +235,7 @@ class PullRequest:
 
     Args:
         filter: Which messages to return; brokers compare hashes of tags, so tags are compared again in the answer.
-        post_filter: Send the filter with the pull; otherwise the broker uses the filter of the last heartbeat.
+        post_filter: True sends the filter with the pull; with False, the broker uses the filter of the last heartbeat.
         version_ms: When the subscription was made; a broker that has a newer subscription rejects the pull.
         suspend_s: How long a broker holds the request while there are no new messages; with 0, it answers at once.
         commit_offset: The group's offset of the queue, which the master stores with the request; None to store none.
@@ -274,9 +274,9 @@ class PullAnswer:
     ``next_offset`` is the offset of the next request; after OFFSET_ILLEGAL, it is the nearest existing offset. ``messages`` has
     only messages that match the filter, so ``messages`` may be empty although the status is FOUND. A message that cannot be
     decoded has a ``decode_error``. If the request has ``decoded=False``, ``stored`` has all messages as bytes, also messages
-    that do not match, and ``read`` decodes the messages that match. An answer that would be too large has only the first
-    messages, and ``next_offset`` follows these messages. ``reset`` says that an operator moved the group to ``next_offset``,
-    which the broker reports once.
+    that do not match, and ``read`` decodes the messages that match. If an answer would be too large, it has only the first
+    messages, and ``next_offset`` is the offset after these messages. ``reset`` says that an operator moved the group to
+    ``next_offset``; the broker reports this move only once.
     """
 
     status: PullStatus
@@ -297,8 +297,8 @@ class LogState(NamedTuple):
         max_offset: The end of the log.
         index_lag: How many bytes the index is behind the end.
         head_wait_ms: How long the first queued send has waited.
-        measured_s: When the broker reported these values, on the monotonic clock.
-        lock_ms: For how long one send has held the lock of the log, for which all other sends wait.
+        measured_s: Time on the monotonic clock when the broker reported these values.
+        lock_ms: How long a send has held the lock of the log; all other sends wait for this lock.
     """
 
     max_offset: int

@@ -98,7 +98,9 @@ class Reply:
 
 
 class TransactionState(enum.Enum):
-    """The decision on a half message: ``COMMIT`` delivers it, ``ROLLBACK`` drops it, ``UNKNOWN`` means not decided yet."""
+    """The decision on a half message: ``COMMIT`` delivers the message, ``ROLLBACK`` drops the message, ``UNKNOWN`` means that
+    there is no decision yet.
+    """
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -120,7 +122,7 @@ _MAX_ID_CHARACTERS = 64
 
 
 class HalfPlace(NamedTuple):
-    """Identifies a half message for its broker: over remoting by its position, through a Proxy by its ids.
+    """Identifies a half message for its broker: by the position over remoting, and by the ids through a Proxy.
 
     ``half_offset`` is an offset of the internal topic, ``commit_log_offset`` a position in bytes; None through a Proxy.
     ``digest`` is the message's ``content_digest``.
@@ -137,7 +139,9 @@ class HalfPlace(NamedTuple):
 
     @property
     def key(self) -> str:
-        """A key of the message: its copies have the same key, and other messages with the same id have another key."""
+        """A key of the message. Copies of the message have the same key; other messages have another key, even with the same
+        id.
+        """
         # The id is shortened, because other clients may choose long ids, and keys of many messages are kept.
         msg_id = self.msg_id
         if len(msg_id) > _MAX_ID_CHARACTERS:
@@ -146,8 +150,8 @@ class HalfPlace(NamedTuple):
 
     @classmethod
     def of(cls, result: SendResult, group: str, topic: str, msg_id: str) -> HalfPlace:
-        """Return the position and ids of the half message whose send had this result. Raises ``RemoteProtocolError`` if the
-        broker returned no position.
+        """Return the position and ids of a half message. ``result`` is the result of the message's send. Raises
+        ``RemoteProtocolError`` if the broker returned no position.
         """
         assert result.queue is not None
         broker_id = result.offset_msg_id or ""
@@ -162,7 +166,7 @@ class HalfPlace(NamedTuple):
 
 
 # RocketMQ's own properties that belong to the content of a message, and those that a broker adds to a half message. The digest
-# covers all further properties, too, because some of them would, for instance, change the delivery time.
+# omits only the latter: another property may, for instance, change the delivery time.
 _CONTENT_PROPERTIES = (Property.TAGS, Property.KEYS, Property.SHARDING_KEY)
 _BROKER_PROPERTIES = frozenset({
     Property.UNIQ_KEY, Property.WAIT, Property.INSTANCE_ID, Property.PRODUCER_GROUP, Property.TRANSACTION_PREPARED,
@@ -231,8 +235,8 @@ class MessageEncoder(Protocol):
     """Encodes single messages into the batches of a transport. Pure. ``session.row_encoder`` does this for columns."""
 
     def encode_item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> Sized:
-        """Return a message as a part of batches. The length of the part is what the message adds to a batch. ``properties`` is
-        the encoded string.
+        """Return one encoded message as a part of a batch. The length of the returned value is what the message adds to a
+        batch. ``properties`` is the encoded property string.
 
         Raises ``MessageRefused`` if the transport cannot encode the message.
         """
@@ -242,12 +246,12 @@ class MessageEncoder(Protocol):
 
 
 class SendRequest(NamedTuple):
-    """One send for a transport: a message or a batch, and the fields that apply to all of it. A NamedTuple, because it is cheap
-    to create, and every send has a request.
+    """One send for a transport: a message or a batch, and the fields that apply to the whole send. A NamedTuple, because it is
+    cheap to create, and every send has a request.
 
-    ``body`` is the (possibly compressed) body of a single message, or with ``batch`` a batch: the object of the transport's
-    encoder, or bytes in the layout of ``wire.messages.encode_batch``, which spools store and every transport accepts.
-    ``properties`` is the encoded property string of the message or of the batch itself.
+    ``body`` is the (possibly compressed) body of a single message, or with ``batch`` a batch. A batch is the object of the
+    transport's encoder, or bytes in the layout of ``wire.messages.encode_batch``. Spools store such bytes, and every transport
+    accepts them. ``properties`` is the encoded property string of the message or of the batch itself.
     """
 
     group: str
@@ -271,8 +275,8 @@ class SendRequest(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class SpooledSend:
     """A send that a spool stores, with its body as bytes. Without ``queue``, the spool chooses the queue when it sends the
-    record: by the selector with the name ``selector``, whose argument is the JSON value ``arg``; without ``selector``, the spool
-    chooses any queue.
+    record. The selector with the name ``selector`` then chooses, with the JSON value ``arg`` as its argument; without
+    ``selector``, any queue is chosen.
     """
 
     topic: str
@@ -297,8 +301,8 @@ class SpoolMetrics:
 
     Args:
         depth: Records that wait.
-        bytes: Bytes of those records. Together with ``dead_bytes`` they are limited by ``spoolMaxBytes``.
-        oldest_due_age_s: Seconds since the first of those records became due; None while none is due.
+        bytes: Bytes of the records that wait. ``spoolMaxBytes`` limits the sum of ``bytes`` and ``dead_bytes``.
+        oldest_due_age_s: Seconds since the first record that waits became due; None while no record is due.
         dead: Records that were given up and are kept.
         dead_bytes: Bytes of the records that were given up.
         give_ups: Number of records that were ever given up in the spool's folder.

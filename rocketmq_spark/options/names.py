@@ -196,8 +196,8 @@ _NO_EQUIVALENT = "remove it: settings of Kafka's clients have no effect here; se
 def foreign_option_equivalent(name: str, spark_options: Container[str] = ()) -> str | None:
     """Return a sentence with the equivalent of an option of Spark's Kafka source or another client; None for other names.
 
-    ``spark_options`` are the options of this package's sources and sinks. These options matter for names with the prefix
-    ``kafka.``, which only Spark's connector has.
+    ``spark_options`` are the options of this package's sources and sinks. The argument matters only if ``name`` has the prefix
+    ``kafka.``, which Spark's Kafka connector uses.
     """
     lower = name.lower()
     has_kafka_prefix = lower.startswith("kafka.")
@@ -225,8 +225,8 @@ _MIN_SIMILARITY = 0.8
 
 
 def unknown_option(name: str, spellings: Mapping[str, str], spark_options: Container[str] = ()) -> str:
-    """Return the sentence about an unknown option. If the option belongs to another client, the sentence names the equivalent
-    here, and otherwise the most similar option.
+    """Return the sentence about an unknown option. If another client has the option, the sentence names the equivalent option
+    of this package; otherwise it names the most similar option.
 
     ``spellings`` has the spelling of each option in errors, by name; ``spark_options`` is as in ``foreign_option_equivalent``.
     """

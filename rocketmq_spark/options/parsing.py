@@ -179,7 +179,7 @@ def split_address(item: str, lowest_port: int = 1) -> tuple[str, int]:
         tls = ", and set tls=true" if scheme.lower() == "https" else ""
         raise ValueError(f"{item!r} has a scheme: remove {scheme}://{tls}")
     if "/" in item:
-        raise ValueError(f"{item!r} has a path: remove it, because lists of servers are not fetched by HTTP")
+        raise ValueError(f"{item!r} has a path: remove the path, because the client fetches no list of servers by HTTP")
     host, _, port = item.rpartition(":")
     is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and lowest_port <= int(port) < 65536
     if not host or not is_port:
@@ -231,7 +231,7 @@ def instance_of(servers: Sequence[str]) -> str | None:
     """Return the instance in the address of a hosted cluster: ``MQ_INST_a_b`` in ``MQ_INST_a_b.host:port``; None for other
     addresses.
 
-    The instance is the namespace. Mirrors ``NameServerAddressUtils``.
+    The instance in the address is used as the namespace. Mirrors ``NameServerAddressUtils``.
     """
     match = _INSTANCE.match(servers[0]) if servers else None
     return match[1] if match is not None and "_" in match[2][1:-1] else None
@@ -524,8 +524,8 @@ def _json(value: str, kind: type, expected: str) -> Any:
 
 
 def _entries_by_broker(value: object, expected: str) -> dict[str, Any]:
-    """Return the entries of a topic in JSON, by broker. If the JSON has Kafka's form, the error says why partition numbers do
-    not suffice.
+    """Return a topic's JSON object, whose keys are names of brokers. If the JSON has Kafka's form, the error says why partition
+    numbers do not suffice.
     """
     has_partition_numbers = isinstance(value, dict) and any(
         name.isdecimal() and isinstance(offset, int) for name, offset in value.items()

@@ -21,11 +21,11 @@ from rocketmq_spark.errors import OptionError
 PATHS_VARIABLE = "ROCKETMQ_SPARK_PATHS"
 
 
-_NEW_ENTRY = "new"  # the name stands for any entry that is created in a folder
+_NEW_ENTRY = "new"  # a stand-in for the name of any new entry in a folder
 # Limits of Linux (PATH_MAX, NAME_MAX). Time and memory to resolve a path grow with the square of the path's length.
 MAX_PATH_BYTES, MAX_NAME_BYTES = 4096, 255
-_SHOWN_CHARACTERS = 32  # characters that an error shows of a text that is too long
-# The limit for a file of keys or certificates, because a file with holes may be larger than the memory.
+_SHOWN_CHARACTERS = 32  # if a text is too long, an error shows this number of characters
+# The limit for a file of keys or certificates, because a sparse file may be larger than the memory.
 MAX_FILE_BYTES = 4 << 20
 # The limit for the number of certificates and other parts in a PEM file that an option names. OpenSSL sorts all certificates
 # again for each added certificate, which takes a minute for 8,000 certificates. Systems trust about 150 authorities.
@@ -34,8 +34,8 @@ MAX_PEM_BLOCKS = 500
 
 def check_safe(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Path:
     """Return ``path``, a folder or file that is later opened by its name. Raises ``OptionError`` if the path leads out of the
-    confining folder, also through links. Also raises ``OptionError`` if another user may later replace a folder of the path or
-    its content.
+    confining folder, also through links. Also raises ``OptionError`` if another user may later replace a folder of the path, or
+    what is in such a folder.
     """
     if PATHS_VARIABLE not in variables:
         return path
@@ -44,8 +44,8 @@ def check_safe(path: Path, option: str, variables: Mapping[str, str] = os.enviro
         raise _path_error(
             path,
             option,
-            f"{exposure.users_text} may replace {exposure.path}, or what is in it, so that the path leads out of the folder that "
-            f"variable {PATHS_VARIABLE} names",
+            f"{exposure.users_text} may replace {exposure.path}, or what is in it; the path could then lead out of the folder "
+            f"that variable {PATHS_VARIABLE} names",
             "Name a folder that belongs to the user of this process, in folders to which only that user and root may write",
         )
     # The path is checked again, because other users may have changed links before the check of the folders.
@@ -64,7 +64,7 @@ def expand_home(path: str | Path, option: str) -> Path:
 
 
 def check_confined(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> None:
-    """Raise ``OptionError`` if a path leads out of the confining folder at the moment. A later use of the path may lead
+    """Raise ``OptionError`` if a path leads out of the confining folder at the moment. When the path is used later, it may lead
     elsewhere.
     """
     if (problem := confinement_problem(path, variables)) is not None:
@@ -93,7 +93,7 @@ def read_pem(path: Path, option: str, variables: Mapping[str, str] = os.environ)
 @contextlib.contextmanager
 def pem_copy(path: Path, option: str) -> Iterator[str]:
     """Yield the name of a copy of what ``read_pem`` returns, for a library that opens files by their names and reads any size.
-    The copy is a file in memory if the system has such files. Otherwise it is a temporary file that no folder contains.
+    The copy is a file in memory, or if the system has no such files, a temporary file that no folder contains.
     """
     content = read_pem(path, option)
     with _unnamed_file() as copy:
@@ -111,8 +111,8 @@ def _unnamed_file() -> IO[bytes]:
 
 @contextlib.contextmanager
 def confined_file(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Yield a name by which a library may open a file inside the block. If the variable is set, the name is that of an open
-    file that was looked up in the folder part by part, because other users may replace links and folders on the path at any
+    """Yield a name by which a library may open a file inside the block. If the variable is set, the name stands for an open
+    file. Each folder of the file's path is opened in turn, because other users may replace links and folders on the path at any
     time.
 
     Raises the errors of ``read``.

@@ -93,7 +93,8 @@ def _option(
         default_text=default_text,
         accepts_callables=accepts_callables,
     )
-    fixed_default = None if isinstance(default, ByRole) else default  # a role's default is set by ``for_role``
+    # ``for_role`` sets a default that depends on the role.
+    fixed_default = None if isinstance(default, ByRole) else default
     return dataclasses.field(default_factory=lambda: fixed_default, metadata=row)
 
 
@@ -110,8 +111,8 @@ _QUEUES = (*_CONSUME, *_SOURCE, *_WRITE, "simple consumer", "cluster admin")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Parsed options of one source, sink or producer. ``given`` names the fields that the user set; ``from_variables`` names the
-    fields among them that a variable of the process set.
+    """Parsed options of one source, sink or producer. ``given`` names the fields that were set; ``from_variables`` names those
+    of them that a variable of the process set.
     """
 
     # Connection
@@ -829,7 +830,7 @@ class Options:
         default_text="`~/.rocketmq_offsets`",
     )
 
-    written_topics: tuple[str, ...] = ()  # ``allowed_topics`` before ``topic_names`` replaced names
+    written_topics: tuple[str, ...] = ()  # ``allowed_topics`` as written, before ``topic_names`` changes names
     given: frozenset[str] = frozenset()
     from_variables: frozenset[str] = frozenset()
     keywords: bool = False  # whether the user gave the options as keywords of a Python call

@@ -10,7 +10,7 @@ from rocketmq_spark.model import MessageQueue
 
 EXACT = "exact"
 RULES: dict[str, Callable[[str], str]] = {EXACT: str, "dotsToUnderscores": lambda name: name.replace(".", "_")}
-# Options that name topics, and those that may have values by topic.
+# ``_TOPIC_OPTIONS`` name topics, and ``_OPTIONS_BY_TOPIC`` may have a value for each topic.
 _TOPIC_OPTIONS = ("subscribe", "assign", "topic", "allowed_topics")
 _OPTIONS_BY_TOPIC = (
     "tags",
@@ -35,7 +35,7 @@ class TopicNames:
     """Applies a rule of ``RULES``. It is an error if two names become the same name, because the messages of both would be in
     one topic.
 
-    ``names`` are names of earlier calls.
+    ``names`` are treated like names of earlier calls.
     """
 
     def __init__(self, rule: str, names: Iterable[str] = ()) -> None:

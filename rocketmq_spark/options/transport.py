@@ -41,18 +41,20 @@ class TransportFeatures(NamedTuple):
     """Everything that producers and the sink know about a transport.
 
     Args:
-        queue_choice_problem: Why no queue can be named, as a part of a sentence; None if queues can be named. If no queue can be
-            named, a producer's queue is an ordered stream of messages, the selectors are ``SELECTORS``, and a hash key is a
-            message group.
+        queue_choice_problem: Why no queue can be named, as a part of a sentence; None if queues can be named. If no queue can
+            be named, a producer differs in three points: a queue is an ordered stream of messages, the selectors are
+            ``SELECTORS``, and a hash key is a message group.
         supports_priorities: Whether messages may have a priority.
         accepts_compressed: Whether the transport tells readers how a body is compressed.
         creates_topics: Whether the first message to a missing topic may create it.
         knows_timers: Whether the client can find out which delays the timers of brokers support.
         knows_offsets: Whether the client can find out where queues end, and where a message is stored.
-        max_single_requests: The largest number of messages with groups or priorities in one send; None for any number. If each
-            message is a separate request, all requests must finish within one attempt, or all messages are sent again.
+        max_single_requests: The largest number of messages with groups or priorities in one send; None for any number. If the
+            number is limited, each of these messages is a separate request: unless all requests finish within one attempt, all
+            messages are sent again.
         restricts_characters: Whether control characters in properties, and ``|`` in tags, fail a request with all its messages.
-        server_added_bytes: The most bytes that the server adds to each message of a batch, counted by the brokers' limit.
+        server_added_bytes: The most bytes that the server adds to each message of a batch; these bytes count towards the
+            brokers' limit.
     """
 
     queue_choice_problem: str | None = None
@@ -138,7 +140,7 @@ def features(options: Any) -> TransportFeatures:
 
 
 def message_type(delayed: bool, grouped: bool, ranked: bool) -> str:
-    """Return the type as which a Proxy treats a message; it must equal the topic's attribute ``message.type``."""
+    """Return the type that a message has for a Proxy; this type must equal the topic's attribute ``message.type``."""
     flags_with_types = ((delayed, TopicType.DELAY), (grouped, TopicType.FIFO), (ranked, TopicType.PRIORITY))
     return next((type_name for is_set, type_name in flags_with_types if is_set), TopicType.NORMAL)
 

@@ -106,7 +106,7 @@ def client(options: Options) -> Client:
 
 def connection_key(options: Options) -> object:
     """Return the options that determine which servers are reached, and with which rights. A process stores facts about servers
-    with this key, because the same names may mean other servers with another address map, other keys or another authority.
+    under these options, because a server's name is not enough: with other options, the same name may mean another server.
     """
     if options.transport == transport.GRPC:
         return proxy_clients.connection_key(options)
@@ -234,9 +234,9 @@ def _address_map(options: Options) -> tuple[tuple[tuple[str, str], ...], bool]:
 
 
 def _undelivered_policy(options: Options) -> UndeliveredPolicy:
-    """Return the policy that limits how long a request may be in the network. A scan of stored ids waits longer than this limit
-    for earlier requests. The limit must also hold after the sending process has died, because the sink's next attempt runs in
-    another process.
+    """Return the policy that limits how long a request may be in the network. Before a scan of stored ids, earlier requests get
+    more time than this limit to arrive. The limit must hold even if the sending process dies, because the sink's next attempt
+    runs in another process.
     """
     is_exactly_once = options.delivery_guarantee == "exactly-once"
     if not is_exactly_once and not options.confirm_ambiguous:
@@ -277,7 +277,7 @@ def retention_ms(options: Options, broker_name: str) -> int | None:
         )
         return None
     except RocketMQError as e:
-        logger.info("broker %s does not report for how long it keeps messages: %s", broker_name, e)
+        logger.info("broker %s does not report how long it keeps messages: %s", broker_name, e)
         return None
     return None if hours is None else hours * 3_600_000
 

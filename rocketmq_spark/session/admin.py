@@ -98,7 +98,8 @@ class TopicAdmin(AdminBase):
         attributes: Mapping[str, str] | None = None,
         batch: bool = False,
     ) -> TopicQueues:
-        """Create a topic; returns when the name server shows it. Unlike ``mqadmin updateTopic`` it changes no existing topic.
+        """Create a topic; returns when the name server shows it. Unlike ``mqadmin updateTopic``, this method changes no
+        existing topic.
 
         Args:
             topic: The topic.
@@ -113,7 +114,7 @@ class TopicAdmin(AdminBase):
         Raises:
             OptionError: The topic is on one of these brokers, or its name is not allowed.
             BrokerNotFound: One of ``brokers`` has no master now.
-            NotSupported: ``attributes`` or ``batch`` are given, and a broker is older than RocketMQ 5.0. This broker has
+            NotSupported: ``attributes`` or ``batch`` are given, and a broker is older than RocketMQ 5.0. The older broker has
                 created the topic without attributes.
         """
         return topics.create(
@@ -147,10 +148,10 @@ class TopicAdmin(AdminBase):
 
         Raises:
             RouteNotFound: There is no such topic.
-            OptionError: There is nothing to change, the permission is unknown, the topic has more queues than ``queues`` or is
-                not on one of ``brokers``, or an attribute cannot be changed.
-            NotSupported: ``attributes`` or ``order`` are given, and a broker is older than RocketMQ 5.0: it has no attributes,
-                and takes the order from name servers.
+            OptionError: No change is given; the permission is unknown; the topic has more queues than ``queues``; one of
+                ``brokers`` does not have the topic; or an attribute cannot be changed.
+            NotSupported: ``attributes`` or ``order`` are given, and a broker is older than RocketMQ 5.0. Such a broker has no
+                attributes, and takes the order from name servers.
             RocketMQError: Another process changed the topic at the same time, and reverted this change.
         """
         change = topics.TopicChange(queues, permission, order, attributes or {})
@@ -169,7 +170,7 @@ class TopicAdmin(AdminBase):
 
         Raises:
             RouteNotFound: There is no such topic.
-            OptionError: The topic has more queues than ``queues``, or is not on one of ``brokers``.
+            OptionError: The topic has more queues than ``queues``, or one of ``brokers`` does not have the topic.
         """
         return topics.widen(self._tools, self._checked_topic(topic, brokers, queues), queues, brokers)
 
@@ -190,7 +191,7 @@ class TopicAdmin(AdminBase):
 
         Raises:
             RouteNotFound: There is no such topic.
-            OptionError: The topic has fewer queues than ``queues``, or is not on one of ``brokers``.
+            OptionError: The topic has fewer queues than ``queues``, or one of ``brokers`` does not have the topic.
         """
         return topics.shrink(self._tools, self._checked_topic(topic, brokers, queues), queues, brokers, preview)
 
@@ -246,7 +247,7 @@ class GroupAdmin(AdminBase):
             topics: Also delete the topics of its retries and dead letters, with their messages; ``mqadmin`` with ``-c``
                 always deletes them.
             force: Delete the group although it has members. When a member reconnects, a broker creates the group again, unless
-                its setting ``autoCreateSubscriptionGroup`` is false.
+                the broker's setting ``autoCreateSubscriptionGroup`` is false.
 
         Raises:
             GroupNotFound: No broker knows the group.
@@ -316,8 +317,8 @@ class GroupAdmin(AdminBase):
 
         Raises:
             OptionError: ``to`` is of another type, or a ``datetime`` without a zone; or ``topics`` is not a list of names.
-            OffsetError: ``to`` is a text or a negative number other than the ones above; the group has members; the group has no
-                offsets, and no ``topics`` are given; or a broker did not store an offset.
+            OffsetError: ``to`` is an unknown text or another negative number; the group has members, and ``force`` is not set;
+                the group has no offsets, and no ``topics`` are given; or a broker did not store an offset.
         """
         if isinstance(to, datetime):
             if to.tzinfo is None:
@@ -372,8 +373,8 @@ class BrokerAdmin(AdminBase):
         Args:
             topic: The topic.
             key: One of the message's business keys, or the id that the message's producer gave it. Without ``key``, the method
-                returns the messages of the period from ``begin_ms`` to ``end_ms``, of all queues; with option ``environment``, of
-                the queues of that environment.
+                returns the messages of the period from ``begin_ms`` to ``end_ms``: of all queues, or with option
+                ``environment``, of the queues of that environment.
             begin_ms: Only messages stored at or after this time, in ms since 1970.
             end_ms: Only messages stored at or before this time, in ms since 1970. By default, the period is open at both ends.
             limit: With a key, at most this many messages of each broker, the newest ones; 1 to 64, the limit of brokers.
@@ -418,9 +419,9 @@ class BrokerAdmin(AdminBase):
     def update_broker_config(self, broker: str, values: Mapping[str, str]) -> dict[str, Secret]:
         """Change settings of a broker's master while it runs, and return all settings (``mqadmin updateBrokerConfig``).
 
-        The broker also writes the settings to its configuration file. Without TLS, this method does not request the settings of a
-        broker on another machine, because the settings include passwords. In this case, the method sends the values unchecked,
-        and returns an empty dict.
+        The broker also writes the settings to its configuration file. Without TLS, this method does not request the settings of
+        a broker on another machine, because the settings include passwords: it sends the values unchecked, and returns an empty
+        dict.
 
         Args:
             broker: The broker's name.
@@ -441,7 +442,7 @@ class AccessAdmin(AdminBase):
         """Return all users, without their passwords (``mqadmin listUser``).
 
         Raises:
-            OptionError: Others on the network could read the passwords in the answers, as for ``broker_config``.
+            OptionError: Others on the network could read the passwords in the answers (see ``broker_config``).
         """
         return brokers.users(self._tools)
 
@@ -462,14 +463,14 @@ class AccessAdmin(AdminBase):
 
         Raises:
             OptionError: The user does not exist on a broker, and ``password`` is None; ``password`` is empty; or others on the
-                network could read the password, as for ``broker_config``.
+                network could read the password (see ``broker_config``).
             NotSupported: A broker is older than 5.3; or the user exists on a broker of 5.3.0 or 5.3.1, which cannot change users.
         """
         return brokers.set_user(self._tools, name, password, is_super, enabled)
 
     def delete_user(self, name: str) -> None:
-        """Delete the user ``name`` and its policies (``mqadmin deleteUser``). Raises ``OptionError`` if there is no such user, or
-        if others on the network could read passwords, as ``users`` does.
+        """Delete the user ``name`` and its policies (``mqadmin deleteUser``). Raises ``OptionError`` if there is no such user,
+        or if others on the network could read passwords (see ``broker_config``).
         """
         brokers.delete_user(self._tools, name)
 

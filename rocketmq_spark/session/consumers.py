@@ -45,8 +45,8 @@ class Consumer(group_consumer.BaseConsumer):
             (``3s``), sizes bytes or text (``4m``).
 
     Raises:
-        OptionError: An option is unknown, has a wrong value or does not belong to a consumer (lists all problems); or option
-            ``arrow`` is set, and pyarrow or numpy is not installed.
+        OptionError: An option is unknown, has a wrong value or does not belong to a consumer. Lists all problems. Also raised
+            if option ``arrow`` is set, and pyarrow or numpy is not installed.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class PullConsumer(pull.BasePullConsumer):
 
 
 class SimpleConsumer(simple.BaseSimpleConsumer):
-    """Receives messages from a Proxy. Call ``ack`` for each message that is done; without it a message is delivered again
+    """Receives messages from a Proxy. Call ``ack`` for each message that is done; a message without ``ack`` is delivered again
     (docs/grpc.md).
 
     Args:
@@ -118,9 +118,7 @@ class SimpleConsumer(simple.BaseSimpleConsumer):
         options.setdefault("transport", transport.GRPC)
         parsed = parse_options("simple consumer", name_server, group, options)
         if parsed.transport != transport.GRPC:
-            raise OptionError(
-                "option 'transport' of a SimpleConsumer is 'grpc'; expected no other: it connects to a Proxy"
-            )
+            raise OptionError("option 'transport' of a SimpleConsumer must be 'grpc', because it connects to a Proxy")
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
         super().__init__(pop_member(parsed), parsed.group, parsed.request_timeout)
@@ -138,8 +136,8 @@ def _listener_traces(options: Options, group: str) -> ListenerTraces | None:
 
 
 def _arrow_batch(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
-    """Return a record batch of ``parts``. If the batch lacks messages of the first part, also returns the offset at which the
-    missing messages begin.
+    """Return a record batch of ``parts``. If the batch lacks the last messages of the first part, also return the offset at
+    which these messages begin.
     """
     from rocketmq_spark.columnar.decode.decoder import batch_of_answers  # only ``poll_arrow`` needs Arrow
 
@@ -173,14 +171,16 @@ def _rows_decoder(settings: ConsumerSettings) -> RowsDecoder:
             return None
         return batch if has_all else None
 
-    # The first call of the listener must not wait while pyarrow imports pandas for its first array, which takes a second.
+    # For its first array, pyarrow imports pandas, which takes a second. The first call of the listener must not wait for this
+    # import.
     batch_of_messages(())
     return RowsDecoder(settings.consume_batch_max_size, decode_answers, batch_of_messages)
 
 
 def _offset_after(part: FetchedPart, row_count: int) -> int:
-    """Return the offset after the first ``row_count`` rows. Raises ``DecodeError`` if the offset is uncertain: ``row_count``
-    counts each message of a stored batch with impossible offsets, but ``poll`` returns this batch as one message.
+    """Return the offset after the first ``row_count`` rows. Raises ``DecodeError`` if the offset is uncertain, as after a
+    stored batch with impossible offsets: ``row_count`` counts each message of this batch, but ``poll`` returns the batch as one
+    message.
     """
     for index, message in enumerate(part.read()):
         if index == row_count:
@@ -188,7 +188,7 @@ def _offset_after(part: FetchedPart, row_count: int) -> int:
         if message.decode_error is not None:
             raise DecodeError(message.decode_error, topic=part.queue.topic, queue=str(part.queue))
     raise DecodeError(
-        f"an answer of {row_count} rows has fewer messages", topic=part.queue.topic, queue=str(part.queue)
+        f"an answer has {row_count} rows, but fewer messages", topic=part.queue.topic, queue=str(part.queue)
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.options.typed import ProducerOptions
     from rocketmq_spark.producer.tracing import TraceProducer
 
-# ``close`` waits at least this long for the traces of the last sends, also after its timeout.
+# ``close`` waits at least this long for the traces of the last sends, even if the timeout of ``close`` has passed.
 _MIN_LAST_TRACES_WAIT_S = 1.0
 
 
@@ -86,9 +86,10 @@ class Producer(BulkProducer):
         """Stop accepting messages, wait for pending replies and sends, and close the producer.
 
         With a spool, messages without an answer are spooled, and due records of the spool are sent while time is left. A second
-        call does nothing. A call in a forked process does nothing, too. An interrupted call stops waiting, closes, and logs the
-        messages without an answer. Do not call ``close`` in a signal handler, because the signal may interrupt a send that holds
-        a lock. Raise ``SystemExit`` in the handler, and close the producer in ``finally`` or at the end of ``with``.
+        call does nothing. A call in a forked process does nothing, too. If the call is interrupted, it stops waiting, closes
+        the producer, and logs the messages without an answer. Do not call ``close`` in a signal handler, because the signal may
+        interrupt a send that holds a lock. Raise ``SystemExit`` in the handler, and close the producer in ``finally`` or at the
+        end of ``with``.
 
         Args:
             timeout_s: Seconds to wait; the send timeout by default. After this time, requests without a reply fail with

@@ -131,7 +131,9 @@ def _list_names(folder: Path) -> list[str]:
 
 
 class _EntriesByOwner(NamedTuple):
-    """The entries of a folder with a prefix: the paths of this user's entries, and the names of others' entries by user id."""
+    """Those entries of a folder whose names begin with a prefix: the paths of this user's entries, and the names of other
+    users' entries by user id.
+    """
 
     own_paths: list[Path]
     foreign_names: dict[int, list[str]]
@@ -181,7 +183,7 @@ def _warn_of_foreign_spools(path: Path, reason: object, count: int = 1) -> None:
 
 
 def _open_abandoned_store(folder: Path, path: Path, make_store: Callable[[Path], Store]) -> Store:
-    """Open the store of a dead process: ``folder``, which is never removed, or a worker's folder in it."""
+    """Open the store of a dead process: ``folder`` itself, which is never removed, or a worker's folder in ``folder``."""
     store = make_store(path)
     try:
         if path != folder:
@@ -195,8 +197,8 @@ def _open_abandoned_store(folder: Path, path: Path, make_store: Callable[[Path],
 def _remove_mark(path: Path) -> None:
     """Remove the mark of an emptied folder from a folder that is used again.
 
-    ``_remove_folder`` renames a folder and then marks it. After a power cut, the folder may have the mark and still its old name.
-    While the mark is there, a user who may rename the folder could make this package delete the records in the folder.
+    ``_remove_folder`` renames a folder and then marks it. After a power cut, the folder may have the mark, but still its old
+    name. While the mark is there, a user who may rename the folder could make this package delete the records in the folder.
     """
     try:
         with folders.open_subfolder(path.parent, (path.name,)) as folder_fd:
@@ -222,12 +224,12 @@ def claim_store(folder: Path, make_store: Callable[[Path], Store]) -> Store:
 def adopt_records(folder: Path, target_store: Store, make_store: Callable[[Path], Store], now_ms: int) -> int:
     """Move the records of dead processes into a store of this process. Returns the number of moved records.
 
-    Records are added to ``target_store`` before they are deleted from the other store, so a kill may duplicate records but loses
-    none. Dead letters stay in their folder. Records for which ``target_store`` has no room stay, too, which is not an error. If
-    the other process had a clock ahead of ``now_ms``, records keep their remaining delays.
+    Records are added to ``target_store`` before they are deleted from the other store, so a kill may duplicate records but
+    loses none. Dead letters stay in their folder. If ``target_store`` has no room for a record, the record stays in its folder,
+    too, and no error is raised. Remaining delays stay the same even if the clock of the other process was ahead of ``now_ms``.
     """
     moved_count = 0
-    # A process that was killed while it removed an empty folder has left the folder.
+    # If a process is killed while it removes an empty folder, the folder stays.
     for emptied_folder in _entries_by_owner(folder, EMPTIED_PREFIX).own_paths:
         _remove_emptied_folder(emptied_folder)
     for path in _adoptable_spools(folder):
@@ -252,9 +254,9 @@ def adopt_records(folder: Path, target_store: Store, make_store: Callable[[Path]
 def _remove_folder(path: Path) -> None:
     """Remove an empty store's folder.
 
-    The caller must have closed the store. When RocksDB closes a store, it deletes unknown files in the folder of this name, even
-    the log of another process that has created the folder again. The folder is renamed first, under the lock, so that another
-    process finds either the whole folder or no folder.
+    The caller must have closed the store. When RocksDB closes a store, it deletes unknown files in the folder that now has the
+    store's name, even the files of another process. The folder is renamed first, under the lock, so that another process finds
+    either the whole folder or no folder.
     """
     emptied_folder = path.with_name(f"{EMPTIED_PREFIX}{uuid.uuid4().hex}")
     with locked(path), folders.open_subfolder(path.parent, (path.name,)) as folder_fd:
@@ -294,7 +296,7 @@ def _remove_emptied_folder(path: Path) -> None:
 
 
 def _move_records(store: Store, target_store: Store, clock_ahead_ms: int) -> Iterator[int]:
-    while store.next_due_ms() is not None:  # a page is empty if its records are unreadable, and become dead letters
+    while store.next_due_ms() is not None:  # unreadable records become dead letters, so a page may be empty
         page = store.take(_FAR_FUTURE_MS, _PAGE_RECORDS, _PAGE_BYTES, _page_predicate())
         notes = {name: value for name, value in store.notes().items() if value}  # an empty note counts as deleted
         records_and_due_times, states = [], []
@@ -311,8 +313,8 @@ def _move_records(store: Store, target_store: Store, clock_ahead_ms: int) -> Ite
 
 
 def _page_predicate() -> BatchPredicate:
-    """Return a predicate that accepts later records of lanes, up to one page for all lanes. Moving records one by one would take
-    a write for each record.
+    """Return a predicate for the records that follow the first record of their lane. It accepts at most one page of records,
+    for all lanes together.
     """
     added_count, added_bytes = 0, 0
 
@@ -351,8 +353,8 @@ def open_store(
     return store
 
 
-# Prefix of the notes with an environment's queues, one note per topic, if the number of the environment determines its queues.
-# Without these notes, records that were spooled while a broker was down would later go to other queues.
+# Prefix of the notes with an environment's queues. If these queues follow from the environment's number, there is a note for
+# each topic. Without these notes, records that were spooled while a broker was down would later go to other queues.
 _QUEUES_PREFIX = LASTING_PREFIX + b"queues of "
 _QueuesByTopic = dict[str, tuple[MessageQueue, ...]]
 
@@ -384,12 +386,13 @@ def _parse_queues_note(name: bytes, value: bytes, path: Path) -> tuple[str, tupl
 
 
 def _check_noted_queues(store: Store, noted_queues: _QueuesByTopic, environment: Environment) -> None:
-    """Raise ``SpoolError`` if records are for queues that option 'environments' assigns to another environment."""
+    """Raise ``SpoolError`` if a queue in the store's notes does not belong to ``environment``."""
     for topic, queues in noted_queues.items():
         if tuple(environment.owned(queues, may_be_empty=(topic,))) != queues:
             raise SpoolError(
-                f"the records in {store.path} are for {', '.join(map(str, queues))}, which its number gave their environment, "
-                f"and option 'environments' gives environment {environment.name!r} other queues",
+                f"the records in {store.path} are for {', '.join(map(str, queues))}; their environment "
+                "had these queues by its number, but option 'environments' gives other queues to environment "
+                f"{environment.name!r}",
                 remedy="If the records belong to this environment, let option 'environments' give it their queues, such as "
                 + _sample_option(environment, queues),
             )
@@ -400,14 +403,14 @@ def _sample_option(environment: Environment, queues: Sequence[MessageQueue]) -> 
 
 
 def _use_noted_queues(store: Store, noted_queues: _QueuesByTopic, counted_queues: _QueuesByTopic) -> None:
-    """Add the queues in the store's notes to ``counted_queues``. Raises ``SpoolError`` if ``counted_queues`` has other queues of
-    the environment for a topic.
+    """Add the queues in the store's notes to ``counted_queues``. Raises ``SpoolError`` if ``counted_queues`` already has other
+    queues for a topic.
     """
     for topic, queues in noted_queues.items():
         if counted_queues.setdefault(topic, queues) != queues:
             raise SpoolError(
-                f"the records in {store.path} are for {', '.join(map(str, queues))}, and this process takes "
-                f"{', '.join(map(str, counted_queues[topic]))} for the queues of the same environment",
+                f"the records in {store.path} are for {', '.join(map(str, queues))}, but this process uses "
+                f"{', '.join(map(str, counted_queues[topic]))} as the queues of the same environment",
                 remedy="Set option 'environments' to the number of environments, or to their queues",
             )
 
@@ -466,14 +469,17 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
         store = make_store(path)
         if not is_by_position(options) and _noted_queues(store):  # the sender of the spool does not know these queues
             store.close()
-            raise SpoolError(f"the records in {path} are for queues that their environment had by its number")
+            raise SpoolError(
+                f"the records in {path} are for queues that their environment had by its number, and this process does not know "
+                "these queues"
+            )
         return store
 
     key = (spool_settings, owner_of(options), options.environments, connection_key(options), settings)
     with process.entry_lock(SPOOLS_KIND, spool_settings.folder):
         spools_by_key: dict[object, SendSpool] = process.entries(SPOOLS_KIND)
         if key not in spools_by_key:
-            sender_ = sender(options)  # before the store is opened, because it may fail
+            sender_ = sender(options)  # this call may fail, so it comes before the store is opened
             spools_by_key[key] = open_send_spool(claim_store(spool_settings.folder, make_store), sender_, settings)
         own_spool = spools_by_key[key]
         if adopt_records(spool_settings.folder, own_spool.store, make_adopted_store, own_spool.now_ms()):
@@ -508,5 +514,6 @@ def preload(options: Options, paths: Sequence[Path]) -> None:
 
 def open_drainer(path: Path, options: Options) -> SendSpool:
     """Return a spool that sends all records of a folder, for commands."""
-    sender_, settings = sender(options), ProducerSettings.of(options)  # before the store is opened: may fail
+    # This call may fail, so it comes before the store is opened.
+    sender_, settings = sender(options), ProducerSettings.of(options)
     return open_send_spool(open_store(path, options, keep_owner=True), sender_, settings)

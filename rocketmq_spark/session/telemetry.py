@@ -64,7 +64,8 @@ def _call_safely(function: Callable[..., Any], *args: Any) -> Any:
     return outcome
 
 
-# The labels of consumers whose cached messages are counted. Global, because a meter accepts one callback per metric name.
+# The labels of consumers whose cached messages are counted. The variable is global, because a meter accepts only one callback
+# for each metric name.
 _observed_consumers: weakref.WeakKeyDictionary[Any, Attributes] = weakref.WeakKeyDictionary()
 
 
@@ -128,7 +129,8 @@ class Instrumentation:
         def traced(message: Message, *args: Any, **kwargs: Any) -> Any:
             send_in_progress = _SendInProgress(self, (message,))
             result = send_in_progress.send(lambda messages: send(messages[0], *args, **kwargs))
-            send_in_progress.end(getattr(result, "result", result))  # a half message contains its send result
+            # A half message has its ``SendResult`` in ``result``.
+            send_in_progress.end(getattr(result, "result", result))
             return result
 
         return traced
@@ -203,8 +205,8 @@ class Instrumentation:
     def _begin_coroutine_call(
         self, consumer_attributes: Mapping[str, Any], messages: Any, context: Any
     ) -> OutcomeCallback:
-        """Start the span of a coroutine's call, and make the span's context the current context. Otherwise the current context
-        would be that of an earlier call in the same task.
+        """Start the span of a coroutine's call, and make the span's context the current context. In a task with several calls,
+        the current context might otherwise be that of an earlier call.
         """
         process_span = _call_safely(_ProcessSpan, self, messages, context, consumer_attributes)
         _call_safely(contexts.attach, Context() if process_span is None else process_span.context)
@@ -294,7 +296,7 @@ class Instrumentation:
 
 
 class _SendInProgress:
-    """A send in progress. The context of its span is added to the properties of its messages, if the properties can
+    """A send in progress. The context of the send's span is added to the properties of the messages, if the properties can
     contain it.
     """
 
@@ -309,8 +311,9 @@ class _SendInProgress:
         )
 
     def send(self, send: Callable[[Sequence[Message]], Any]) -> Any:
-        """Call ``send`` and return its result. If messages with the context in their properties are rejected, for example as too
-        large, they are sent without the context. This is safe, because rejected messages were not sent.
+        """Call ``send`` and return its result. If messages with the context in their properties are rejected, for example as
+        too large, they are sent without the context. This second attempt duplicates no message, because rejected messages were
+        not sent.
         """
         try:
             if self._traced_messages is not None:

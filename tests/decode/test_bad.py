@@ -86,7 +86,7 @@ def test_skip_leaves_it_out_and_says_where(what, before, caplog):
     assert places(found)[5 * before :] == [place for place in ALL if place != ("t/broker-b", 12)]
     assert len(found) == 5 * before + 7
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("t/broker-b/3: the message at offset 12 cannot be decoded, left out: ")
+    assert line.startswith("t/broker-b/3: the message at offset 12 cannot be decoded, and is left out: ")
 
 
 @pytest.mark.parametrize("what", BAD)

@@ -356,7 +356,7 @@ def test_what_others_send_before_may_take_longer_than_the_call(bulk: Bulk) -> No
 
 def test_more_than_a_column_takes_is_refused(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "MAX_COLUMN_BYTES", 100)
-    with pytest.raises(MessageRefused, match="3 messages have 121 bytes together, and 100 at most are sent at once"):
+    with pytest.raises(MessageRefused, match="3 messages have 121 bytes together, but at most 100 can be sent at once"):
         bulk.producer().send_many([message(), *[message(b"x" * 60)] * 2])
     with pytest.raises(MessageRefused, match=r"nothing of this call was sent: message 1: .* 1 messages have 101 bytes"):
         bulk.producer().send_many([message(), message(b"x" * 101)])

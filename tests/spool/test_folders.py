@@ -362,7 +362,7 @@ def test_queues_of_numbered_environment_are_kept_with_records(tmp_path: Path) ->
     spool.finish()
     known["t"] = (MessageQueue("t", "b", 0),)
     mine = open_store(tmp_path / "worker-2", parsed)
-    with pytest.raises(SpoolError, match=r"are for t/a/0, and this process takes t/b/0 for the queues of the same env"):
+    with pytest.raises(SpoolError, match=r"are for t/a/0, but this process uses t/b/0 as the queues of the same env"):
         open_store(tmp_path / "worker-1", parsed)
     assert adopt_records(tmp_path, mine, functools.partial(open_store, options=parsed), NOW_MS) == 0
     known.clear()
@@ -530,7 +530,9 @@ def test_records_kept_by_number_keep_queues_if_layout_is_given(tmp_path: Path, g
     spool = opened()
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
     spool.finish()
-    with pytest.raises(SpoolError, match=r"for t/broker-a/0, which its number gave their environment") as caught:
+    with pytest.raises(
+        SpoolError, match=r"for t/broker-a/0; their environment had these queues by its number"
+    ) as caught:
         opened(environments='{"1": {"broker-b": [0]}}')
     assert 'such as {"1": {"broker-a": [0]}}' in str(caught.value)
     spool = opened(environments=given)

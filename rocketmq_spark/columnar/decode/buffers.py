@@ -1,8 +1,8 @@
 """Columns cut from received bytes. Pure.
 
-``slices`` cuts a column out of a buffer: Arrow makes one copy per value, Python none. An Arrow array over the whole buffer
-with the offsets ``0, start, end, start, end, …`` has the requested slices as its odd elements, and one ``take`` extracts
-them. The other elements, whose offsets may decrease, are never read.
+``slices`` cuts a column out of a buffer: Arrow copies each value once, and no Python object is made per value. An Arrow array
+over the whole buffer with the offsets ``0, start, end, start, end, …`` has the requested slices as its odd elements, and one
+``take`` extracts them. The other elements, whose offsets may decrease, are never read.
 """
 
 from __future__ import annotations

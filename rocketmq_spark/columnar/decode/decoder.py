@@ -46,15 +46,15 @@ from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
 from rocketmq_spark.wire import compression, messages
 from rocketmq_spark.wire.properties import parse_subscription
 
-# A plain number, because an operation with an enumeration takes a microsecond.
+# A plain int, because an operation with an enumeration takes a microsecond.
 _INNER = int(codes.SysFlag.INNER_BATCH)
 _COMPRESSED = int(codes.SysFlag.COMPRESSED)
 
 
 @dataclass(slots=True)
 class DecompressedBodies:
-    """The bodies of consecutive rows, of which ``begin`` is the first. A body that cannot be decompressed is None; ``reasons``
-    has the reason by the index of the body.
+    """The bodies of consecutive rows, from row ``begin`` on. A body that cannot be decompressed is None; ``reasons`` has the
+    reasons by the index of the body.
     """
 
     begin: int
@@ -89,7 +89,7 @@ def decompressed_bodies(
 def arrays_with_errors(
     arrays: Sequence[pa.Array], columns: Sequence[Column], reasons: Mapping[int, str], flags: npt.NDArray[np.int32]
 ) -> list[pa.Array]:
-    """Return the columns after changes for bad messages: their errors are added, and they keep their stored flags."""
+    """Return the columns with changed values in the rows of bad messages: the error, and the flags as they are stored."""
     result = []
     for array, column in zip(arrays, columns, strict=True):
         name = column.name.lower() if column.property is None else ""
@@ -172,8 +172,8 @@ class Decoder:
     def _usable_count(
         self, messages: StoredMessages, answers: Sequence[FetchedAnswer], is_contiguous: npt.NDArray[np.bool_] | None
     ) -> int:
-        """The number of usable answers: those before the first hole that may still be filled. If the broker filters, ``on_holes``
-        is None, and all answers are usable.
+        """The number of usable answers. Answers are usable up to the first hole that may still be filled. If the broker
+        filters, ``on_holes`` is None, and all answers are usable.
         """
         if self.on_holes is None or not (holes := stored_messages.holes(messages, is_contiguous)):
             return len(answers)
@@ -204,8 +204,8 @@ class Decoder:
         return undecodable_error(self.queues[answer.range_number], answer.start, malformed.why, "a message at or after")
 
     def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """Yields batches. Bodies, which are most of the bytes, are copied portion by portion, so that a portion stays in the
-        processor's cache between Arrow, the socket and the JVM, and the next portion reuses its memory.
+        """Yields batches. Bodies are most of the bytes, and are copied portion by portion. So a portion stays in the
+        processor's cache until the JVM has it, and the next portion reuses its memory.
         """
         selection = self.selection
         property_arrays = props.PropertyColumns()
@@ -298,8 +298,9 @@ def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
 
 
 def _drop_before_start(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
-    """Drops the messages of inner batches that are before the start of the answer: brokers return whole batches. Other messages
-    with an offset before the start are kept, because a damaged message shifted the index of their queue.
+    """Drops messages of inner batches if their offsets are before the start of the answer: brokers return whole batches. Other
+    messages are kept: their offsets can only be before the start if a damaged message has shifted the broker's index of the
+    queue.
     """
     starts = stored_messages.answer_field(stored.answers, "start")
     may_start_early = ((stored.sys_flags & _INNER) != 0) & (
@@ -314,11 +315,11 @@ def _drop_before_start(stored: StoredMessages, messages: StoredMessages) -> Stor
 
 
 def _drop_after_end(messages: StoredMessages, correct_ends: CorrectEnds | None) -> StoredMessages:
-    """Drops the messages after the requested end of an answer, because they belong to another pull.
+    """Drops messages that are after the requested end of an answer, because these messages belong to another pull.
 
-    Messages are dropped only if the broker's next offset is also after that end: if a damaged message shifted the index of the
-    queue, the offset inside a message may be after the end, although the message's offset in the queue is before the end. If both
-    offsets are after the end, ``correct_ends`` decides.
+    A damaged message may have shifted the broker's index of the queue. The offset inside a message may then be after the end,
+    although the message's offset in the queue is before the end. So messages are kept unless the broker's next offset is after
+    the end, too; if it is, ``correct_ends`` decides.
     """
     limits = stored_messages.answer_field(messages.answers, "limit")
     exceeds_limit = stored_messages.answer_field(messages.answers, "next_offset") > limits
@@ -351,8 +352,8 @@ AnsweredPull = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memor
 def batch_of_answers(
     parts: Iterable[tuple[AnsweredPull, Filter]], skip_counts: Mapping[tuple[MessageQueue, Filter], int] | None = None
 ) -> tuple[pa.RecordBatch, bool]:
-    """The messages of answers in the basic columns, and whether all messages are returned. Each answer has the filter of its
-    request. If the messages exceed ``PORTION_BYTES``, only the first messages are returned, at least one.
+    """The messages of answers in the basic columns, and whether all messages are returned. ``parts`` are the answers with the
+    filters of their requests. If the messages exceed ``PORTION_BYTES``, only the first messages are returned, at least one.
 
     ``skip_counts`` is the number of messages to omit at the beginning, by queue and filter. The offsets and queues inside
     messages are ignored, because damage may have changed them. Rows of a queue are in the order of its answers. Raises

@@ -31,7 +31,7 @@ from rocketmq_spark.wire.properties import inner_base_and_count
 
 _INNER = int(codes.INNER_BATCH_MASK)
 _COMPRESSED = int(codes.SysFlag.COMPRESSED)
-# Positions of the flag, the body's length and the body in a message of a batch. The length of the message's properties follows
+# Where the flag, the body's length and the body begin in a message of a batch. The length of the message's properties follows
 # the body.
 _FLAG_POSITION, _LENGTH_POSITION, _BODY_POSITION = 12, 16, 20
 _MIN_ITEM_BYTES = _BODY_POSITION + 2
@@ -90,7 +90,7 @@ def unwrap(messages: StoredMessages) -> StoredMessages | None:
 
 
 def contiguous_answers(messages: StoredMessages, unwrapped_messages: StoredMessages) -> npt.NDArray[np.bool_]:
-    """Which answers have consecutive offsets up to the broker's next offset, so that no offset can be wrong.
+    """Which answers have consecutive offsets up to the broker's next offset. In these answers, no offset can be wrong.
 
     ``unwrapped_messages`` is the result of ``unwrap``.
     """
@@ -119,9 +119,9 @@ def has_damaged_batch(
     messages: StoredMessages, unwrapped_messages: StoredMessages, is_contiguous: npt.NDArray[np.bool_]
 ) -> bool:
     """Whether a batch has another number of messages than its broker counted, or impossible offsets. Offsets are impossible if
-    they are outside of the range that was requested, or differ from the offsets in the properties of the batch. ``is_contiguous``
-    is the result of ``contiguous_answers``: in contiguous answers, offsets are right. ``unwrapped_messages`` is the result of
-    ``unwrap``.
+    they are outside of the range that was requested, or differ from the offsets in the properties of the batch.
+    ``is_contiguous`` is the result of ``contiguous_answers``: the offsets in contiguous answers are right.
+    ``unwrapped_messages`` is the result of ``unwrap``.
     """
     batch_rows = np.flatnonzero(_inner_batch_mask(messages))
     first_offsets, end_offsets = (each[batch_rows] for each in _offset_ranges(messages, unwrapped_messages))
@@ -150,8 +150,8 @@ def _row_values(
     item_rows: npt.NDArray[np.intp] | None,
     item_values: npt.NDArray[Any],
 ) -> npt.NDArray[Any]:
-    """The value of each row: the value of its stored message, or in ``item_rows`` (None means all rows) the values
-    ``item_values``.
+    """The value of each row: rows in ``item_rows`` (None means all rows) get ``item_values``; each other row gets the value of
+    its stored message.
     """
     if item_rows is None:
         return item_values
@@ -222,9 +222,9 @@ def _item_starts(
     """The positions of messages, computed from their sizes, batch by batch, and the number of messages in each batch.
     ``_find_items`` checks the sizes.
 
-    This is the only Python step per message. The number of steps is limited by the possible number of messages, so that the loop
-    ends even if a size is 0 or negative. It is also limited by ``broker_counts``, because a few kilobytes may become millions of
-    messages.
+    This is the only Python step per message. The number of steps is limited by the possible number of messages, so that the
+    loop ends even if a size is 0 or negative. ``broker_counts`` limits the number of steps, too, because a few kilobytes may
+    become millions of messages.
     """
     unpack = struct.Struct(">i").unpack_from
     starts: list[int] = []

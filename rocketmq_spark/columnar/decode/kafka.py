@@ -1,7 +1,7 @@
 """The columns of Spark's Kafka source (option ``kafkaColumns``), made of the columns of this source.
 
-``key`` is the sharding key, or the keys joined by spaces. The sink stores bytes that a property cannot hold as base64 after
-``BASE64_MARK`` (``encode.kafka``); this module decodes them. A message that the sink stored for a row without a body
+``key`` is the sharding key, or the keys joined by spaces. If a property cannot hold some bytes, the sink stores these as base64
+after ``BASE64_MARK`` (``encode.kafka``); this module decodes them. A message that the sink stored for a row without a body
 (``emptyBodies=mark``) gets a null or empty value.
 """
 
@@ -138,7 +138,7 @@ def _values(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _stand_in_mask(batch: pa.RecordBatch) -> pa.Array | None:
-    """Which messages stand for a row without a body: both their property and their body are as ``emptyBodies=mark`` sets them.
+    """Which messages stand for a row without a body: those whose property and body are both as ``emptyBodies=mark`` sets them.
     None if there is no such message.
     """
     marks = batch.column(_DELETED.name)

@@ -1,9 +1,9 @@
 """Property strings of many messages as columns: tags, keys, message id, and the map of all user properties.
 
 A string is ``name 0x01 value 0x02`` repeated. All strings are copied into one blob. One comparison finds every separator; names
-and values are between the separators. If all messages have the same names in the same order, as messages of one producer usually
-do, each name is decoded once; otherwise each name is classified by its signature. Strings whose separators do not alternate are
-decoded one by one, with Java's rules.
+and values are between the separators. Messages of one producer usually have the same names in the same order: if all messages
+do, each name is decoded once. Otherwise, each name is classified by its signature. Strings whose separators do not alternate
+are decoded one by one, with Java's rules.
 """
 
 from __future__ import annotations

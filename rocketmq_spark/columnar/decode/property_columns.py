@@ -26,7 +26,7 @@ _TIME = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,6})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?)?"
 )
 
-# Texts that Arrow casts as the patterns above define, in one call; they are too short to overflow.
+# For texts of these forms, Arrow's cast agrees with the patterns above. The texts are too short to overflow.
 _ARROW_PATTERNS = {
     pa.int32(): "^-?[0-9]{1,9}$",
     pa.int64(): "^-?[0-9]{1,18}$",
@@ -35,14 +35,14 @@ _ARROW_PATTERNS = {
 
 
 def cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """``texts`` as ``kind``: cast in one call if every text is in the plain form that Arrow accepts, otherwise parsed
-    one by one.
+    """``texts`` as ``kind``: cast in one call if all texts are in the plain form that Arrow accepts; otherwise parsed one by
+    one.
     """
     if pa.types.is_string(kind):
         return texts
     if pa.types.is_binary(kind):
         return texts.cast(pa.binary())
-    if kind == pa.float32():  # on both paths, because rounding twice can differ from rounding once
+    if kind == pa.float32():  # always through float64, because rounding twice can differ from rounding once
         return cast(texts, pa.float64()).cast(kind, safe=False)
     plain_pattern = _ARROW_PATTERNS.get(kind)
     if plain_pattern is not None and pc.all(pc.match_substring_regex(texts, plain_pattern)).as_py() is not False:

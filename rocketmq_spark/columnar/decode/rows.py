@@ -125,7 +125,7 @@ class ColumnBuilder:
     queues: Sequence[MessageQueue]
 
     def queue_text(self, field: str) -> pa.Array:
-        """A text that depends only on the queue, and so is mostly the same in every row."""
+        """A text that depends only on the queue, so most rows have the same text."""
         texts = [getattr(queue, field) for queue in self.queues]
         if len(set(texts)) == 1:
             return arrow.constant_column(texts[0], len(self.messages))
@@ -176,16 +176,17 @@ class ColumnBuilder:
         return arrow.null_column(kind, len(self.messages))
 
 
-# Gets answers and the offsets that they skip, and returns how many of the answers may be used.
+# Gets answers and the holes in their offsets, and returns how many of the answers may be used.
 OnHoles = Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int]
-# Gets answers whose next offset is beyond their limit, and returns these answers with corrected limits, which match the offsets
-# inside of messages.
+# Gets answers whose next offset is beyond their limit. Returns these answers with limits that match the offsets inside their
+# messages.
 CorrectEnds = Callable[[Sequence[FetchedAnswer]], Sequence[FetchedAnswer]]
 
 
 class AnswerCheck(NamedTuple):
     """The check of one answer: whether its messages can be located, whether some messages may be beyond its limit, and the
-    offsets that it skips."""
+    holes in its offsets.
+    """
 
     is_readable: bool
     exceeds_limit: bool
@@ -212,7 +213,7 @@ def check_each_answer(fetched: FetchedAnswers) -> list[AnswerCheck]:
 
 
 def usable_answers(fetched: FetchedAnswers, on_holes: OnHoles, correct_ends: CorrectEnds) -> list[FetchedAnswer]:
-    """The answers that may be used, with limits that match the offsets inside of their messages."""
+    """The answers that may be used, with limits that match the offsets inside their messages."""
     checks = check_each_answer(fetched)
     count = on_holes(fetched.answers, [hole for check in checks for hole in check.holes])
     return with_correct_ends(fetched.answers[:count], [check.exceeds_limit for check in checks[:count]], correct_ends)
@@ -232,8 +233,8 @@ def messages_in_range(
 ) -> Iterator[ReceivedMessage]:
     """The messages of an answer that belong to its request, as objects.
 
-    A message that could not be decoded and has no known offset gets the missing offsets between its neighbours: one row per
-    offset if every offset has a message (``is_dense``).
+    If a message cannot be decoded and its offset is unknown, it gets the offset after the message before it. With ``is_dense``,
+    every offset has a message, so the message gets a row for each offset up to the next message.
     """
     end = min(answer.limit, answer.next_offset)
     next_offset, lost_message = answer.start, None
@@ -255,7 +256,7 @@ def messages_in_range(
 
 
 def _placeholder_rows(message: ReceivedMessage, start: int, end: int, is_dense: bool) -> Iterator[ReceivedMessage]:
-    # There is at least one row: if the neighbours are damaged or shifted, too, it may look as if no offset were missing.
+    # The message gets at least one row: if the messages around it are damaged, too, their offsets may leave no offset free.
     for offset in range(start, max(end if is_dense else 0, start + 1)):
         yield replace(message, queue_offset=offset)
 

@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 # The years 1 to 9999, which Spark and Python can show. Senders choose the born timestamp, so it may have any value. A time
-# outside these years is null: the end of the year 9999 would move watermarks there, and Spark would drop all later rows.
+# outside these years is null. If it were the end of the year 9999, watermarks would move there, and Spark would drop all later
+# rows.
 EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_999
 KEYS_TYPE = pa.list_(pa.string())
 PROPERTIES_TYPE = pa.map_(pa.string(), pa.string())
@@ -320,11 +321,11 @@ class BadMessages:
             raise undecodable_error(queue, offset, why)
         self.count += 1
         if self.count <= _MAX_LOGGED:
-            row_text = "left out" if self.skips else "a row without its body"
-            logger.warning("%s: the message at offset %d cannot be decoded, %s: %s", queue, offset, row_text, why)
+            row_text = "is left out" if self.skips else "its row has no body"
+            logger.warning("%s: the message at offset %d cannot be decoded, and %s: %s", queue, offset, row_text, why)
 
     def add_impossible_times(self, column: str, queue: MessageQueue, offset: int, count: int) -> None:
-        """Counts messages whose time in ``column`` is null. The first of these messages is at ``offset``."""
+        """Counts ``count`` messages whose time in ``column`` is impossible; the first of them is at ``offset``."""
         first_queue, first_offset, previous_count = self._impossible_times.get(column, (queue, offset, 0))
         self._impossible_times[column] = first_queue, first_offset, previous_count + count
 

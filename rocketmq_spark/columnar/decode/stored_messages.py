@@ -1,8 +1,8 @@
 """Locates messages and their parts in a receive buffer, with numpy over the stored layout and no Python step per message.
 
-The layout is the protocol's stored message (``wire/messages.py`` decodes the same to objects). Bytes that do not have this layout
-raise ``Malformed`` with the position in the buffer; the caller, which knows queue and offset, converts this error to a
-``DecodeError``. Inner batches are located as one message each (``inner`` unwraps them).
+The layout is the protocol's stored message (``wire/messages.py`` decodes the same to objects). If bytes do not have this
+layout, ``Malformed`` is raised with their position in the buffer. The caller knows queue and offset, and converts this error to
+a ``DecodeError``. Inner batches are located as one message each (``inner`` unwraps them).
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ _FIXED_FIELDS = np.dtype(
 
 
 class Malformed(Exception):
-    """The bytes at ``position`` are not a stored message. Callers that know the queue convert this error to a ``DecodeError``."""
+    """The bytes at ``position`` are not a stored message. The callers know the queue, and convert this error to a
+    ``DecodeError``.
+    """
 
     def __init__(self, position: int, why: str) -> None:
         super().__init__(position, why)
@@ -192,9 +194,9 @@ def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
 
 
 def holes(messages: StoredMessages, is_dense: npt.NDArray[np.bool_] | None = None) -> list[Hole]:
-    """The offsets that answers skipped, in queues in which every offset has a message. Holes are found by the number of messages,
-    because the offsets inside them may be wrong. If there are no holes, one comparison of all answers finds this out. Answers for
-    which ``is_dense`` is true have no holes.
+    """For queues in which every offset has a message: the offsets that answers skip. Holes are found by the number of messages,
+    because the offsets inside messages may be wrong. If there are no holes, one comparison of all answers finds this out.
+    Answers for which ``is_dense`` is true have no holes.
     """
     expected_counts = answer_field(messages.answers, "next_offset") - answer_field(messages.answers, "start")
     has_holes = messages.counts != expected_counts if is_dense is None else ~is_dense
@@ -209,8 +211,8 @@ def _holes_of_answer(messages: StoredMessages, i: int) -> list[Hole]:
         texts = property_texts(messages, np.flatnonzero(is_of_answer))
         entries = zip(offsets, messages.sys_flags[is_of_answer].tolist(), texts, strict=True)
         ranges = fetched.index_ranges(entries, start, next_offset)
-        # No batch has ``INNER_BASE``. A hole can only be at the front, because brokers remove messages only there, and an offset
-        # after the end is damaged.
+        # No batch has ``INNER_BASE``. Brokers remove messages only at the front, so a hole can only be at the front. If the
+        # first offset is after the end, it is damaged.
         ranges = ranges or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]
     elif len(offsets) >= next_offset - start:
         return []
@@ -297,7 +299,7 @@ def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArr
         return _boundaries_one_by_one(buffer, begins, ends)
     try:
         starts, counts = _boundaries_in_lock_step(buffer, chain_begins, chain_ends)
-    except Malformed:  # damaged, or a body contains bytes that look like the beginning of a message
+    except Malformed:  # the bytes are damaged, or a body contains bytes that look like the beginning of a message
         return _boundaries_one_by_one(buffer, begins, ends)
     return starts, np.add.reduceat(counts, first_chains)
 

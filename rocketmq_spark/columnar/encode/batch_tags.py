@@ -32,14 +32,14 @@ def rows_without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.N
 
 
 def _java_texts(texts: pa.Array) -> pa.Array:
-    """Texts that may not be UTF-8 (Spark does not check ``cast(binary as string)``), as Java reads them."""
+    """Texts as Java reads them. Some may not be UTF-8, because Spark does not check ``cast(binary as string)``."""
     return arrow.to_strings(
         arrow.as_bytes(texts), arrow.valid_mask(texts) if texts.null_count else None, ascii_only=False
     )
 
 
-# A batch with more different keys is stored without keys: each key costs a broker as much as the key of a single message, but a
-# search for it finds only the whole batch.
+# A batch with more different keys is stored without keys. Each key would cost a broker as much as the key of a single message,
+# but a search for this key would find only the whole batch.
 MAX_BATCH_KEYS = 64
 _SEPARATOR = codes.KEY_SEPARATOR.encode()
 

@@ -203,8 +203,8 @@ _KINDS_OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str, pa.DataType], .
 )
 
 
-# The kinds of columns whose Arrow type may be ``null``: columns of bodies, because errors then name the rows without a body, and
-# columns in which null means any queue.
+# The kinds of columns whose Arrow type may be ``null``. For null bodies, an error names the rows. In the other columns, null
+# means any queue.
 _KINDS_OF_NULLS = {"body": BYTES, "value": BYTES, "shardingkey": TEXT, "queueid": INT, "brokername": TEXT}
 
 
@@ -281,8 +281,8 @@ _SEPARATOR = codes.KEY_SEPARATOR
 _NO_PROPERTIES: dict[str, str] = {}
 # The maximum size of a column, whose offsets are signed 32-bit numbers.
 MAX_COLUMN_BYTES = 2**31 - 1
-# The role of a column with Java's hash of each sharding key. It is used if some keys are not texts, because the hash of a number
-# differs from the hash of its text.
+# The role of a column with Java's hash of each sharding key. This role is used if some keys are not texts, because the hash of
+# a number differs from the hash of its text.
 KEY_HASH = "keyhash"
 
 ShardingKeyOf = Callable[[Message], object]
@@ -382,7 +382,7 @@ def _texts(texts: Sequence[str]) -> pa.Array:
 def _binary(content: bytes, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if len(content) > MAX_COLUMN_BYTES:
         raise MessageRefused(
-            f"{len(values)} messages have {len(content)} bytes together, and {MAX_COLUMN_BYTES} at most are sent at once",
+            f"{len(values)} messages have {len(content)} bytes together, but at most {MAX_COLUMN_BYTES} can be sent at once",
             remedy="Send large messages with send",
         )
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(_offsets(values)), pa.py_buffer(content)])

@@ -65,8 +65,8 @@ class BatchName(NamedTuple):
 class RowHash:
     """Hashes of rows under a key: 12 bytes each, equal only for equal content, and independent of the other rows.
 
-    The hash is the sum of two XXH3 digests of 128 bits: of the item that is sent, with zeros in place of its id, and of the row's
-    destination. With a column of row ids, the two digests are of the row id and of the topic.
+    The hash is the sum of two XXH3 digests of 128 bits. One is of the item that is sent, with zeros in place of its id; the
+    other is of the row's destination. With a column of row ids, the two digests are of the row id and of the topic.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -100,8 +100,8 @@ class RowHash:
 def _destinations(
     batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None, queue_columns: Sequence[str]
 ) -> pa.Array:
-    """The destination of each row, as far as the batch contains it: topic, queue and partition. This is a single value if all
-    rows have the same destination.
+    """The destination of each row, as far as the batch contains it: topic, queue and partition. If all rows have the same
+    destination, the result is a single value.
     """
     parts: list[pa.Array | bytes] = [_text_of("topic", batch, columns) if topic is None else topic.encode()]
     for name in queue_columns:
@@ -130,7 +130,7 @@ class ContentIds:
 
     def __init__(self, scope: bytes, now_ms: Callable[[], int]) -> None:
         if len(scope) != SCOPE_BYTES:
-            raise ValueError(f"the scope of ids has {SCOPE_BYTES} bytes")
+            raise ValueError(f"the scope of ids must have {SCOPE_BYTES} bytes")
         self._scope = np.frombuffer(scope.hex().upper().encode(), np.uint8)
         self._now_ms = now_ms
         self._month = (0, 0)
@@ -156,8 +156,8 @@ class ContentIds:
             )
 
     def _advance_time(self) -> None:
-        """Set the time of the next ids to that of the clock, and the counter to 0. If the time is already ahead of the clock,
-        because the counter has overflowed, neither changes.
+        """Set the time of the next ids to that of the clock, and the counter to 0. If an overflow of the counter has moved the
+        time ahead of the clock, time and counter stay unchanged.
         """
         now_ms = self._now_ms()
         is_other_month = not self._month[0] <= now_ms < self._month[1]
@@ -176,7 +176,7 @@ class StoredRows:
         row_hashes = np.ascontiguousarray(hashes).reshape(-1, ROW_BYTES).view(f"S{ROW_BYTES}").reshape(-1)
         self._hashes, counts = np.unique(row_hashes, return_counts=True)
         self._unmatched = counts.astype(np.int64)
-        # True after a row with a stored hash was missing, because there were more equal rows than stored messages.
+        # True after there were more equal rows than stored messages with their hash, so that some of these rows were missing.
         self.has_surplus_rows = False
 
     @property

@@ -1,9 +1,9 @@
 """Arrow columns to batch bodies, without a Python step per row.
 
-A batch item is ``total size, 0, 0, flag, body length, body, properties length, properties``. Its parts are made as Arrow
-columns and joined row by row in one call: the data buffer of the result is the batch body, and its offsets are the positions
-where it may be cut. The encoder first finds all rows that brokers would reject: if an Arrow batch has such a row, no row of this
-Arrow batch is sent.
+A batch item is ``total size, 0, 0, flag, body length, body, properties length, properties``. The parts of items are Arrow
+columns, which one call joins row by row. The data buffer of the result is the batch body, and the offsets of the result are the
+positions where the body may be cut. The encoder first finds all rows that brokers would reject: if an Arrow batch has such a
+row, no row of this Arrow batch is sent.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Encoded:
 _MIN_JOINED_ROWS = 64
 
 
-# Gets joined items and the number of the first one, and completes the items in place.
+# Gets joined items and the number of the first item, and completes the items in place.
 CompleteItems = Callable[[pa.Array, int], None]
 
 
@@ -140,9 +140,7 @@ class ItemParts:
         return self._items
 
     def complete(self, complete_items: CompleteItems) -> None:
-        """Complete the items now if they are already joined. Otherwise complete them right after their join, while they are in
-        the processor's cache.
-        """
+        """If the items are already joined, complete them now; otherwise, each later join completes the items that it joins."""
         self._complete = complete_items
         if self._items is not None:
             complete_items(self._items, 0)
@@ -154,7 +152,7 @@ class ItemParts:
         return items
 
     def slice(self, start: int, end: int) -> memoryview:
-        """Consecutive items: the data buffer of a separate join, or a copy of a part of the large one."""
+        """Consecutive items: the data buffer of a separate join, or a copy of a part of all joined items."""
         if self._items is None and (self._is_split or end - start >= _MIN_JOINED_ROWS):
             # From now on, even a short slice is joined separately: otherwise a short last slice would join all items.
             self._is_split = True
@@ -246,7 +244,7 @@ class Encoder:
         return self.join(checked)
 
     def check(self, batch: pa.RecordBatch, bad_rows: BadRows) -> CheckedRows:
-        """Everything except joining; bad rows are added to ``bad_rows``."""
+        """Check the rows and make the parts of their items, without joining the parts. Adds bad rows to ``bad_rows``."""
         body = arrow.as_bytes(batch.column(self.columns["body"]))
         self._check_bodies(body, bad_rows)
         pieces = self._new_pieces(batch, bad_rows)
@@ -286,8 +284,8 @@ class Encoder:
         return EncodedItems(ItemParts(columns, body_lengths + lengths + ITEM_OVERHEAD_BYTES), 0, rows)
 
     def _middle(self, lengths: Ints, next_constant: bytes) -> Any:
-        """The part of each item between the body and the other properties, with the same width in all rows: the length of the
-        properties, the message id, and ``next_constant``, with which the other properties begin.
+        """The part of each item between the body and the other properties. In each row, this part has the length of the
+        properties, the message id, and ``next_constant``, with which the other properties begin. All rows have the same width.
         """
         start = 2 + len(_ID_START)
         end = start + self.ids.width
@@ -312,7 +310,7 @@ class Encoder:
         self, encoded: EncodedItems, checked: CheckedRows, hashes: Callable[[pa.Array, int], Hashes]
     ) -> None:
         """Add content ids to the items that ``join`` has made of ``checked``. Call this method before the items are used.
-        ``hashes`` gets consecutive items and the number of the first one, and returns the hash of each item.
+        ``hashes`` gets consecutive items and the number of the first item, and returns the hash of each item.
         """
         ids, lengths = self.ids, arrow.lengths(checked.body)
         assert isinstance(ids, ContentIds)

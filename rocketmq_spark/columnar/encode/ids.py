@@ -25,7 +25,7 @@ class UniqueIds:
 
     def __init__(self, prefix: bytes, now_ms: Callable[[], int], first_number: int = 0) -> None:
         if len(prefix) != 8:
-            raise ValueError("the prefix of message ids has 8 bytes")
+            raise ValueError("the prefix of message ids must have 8 bytes")
         self._prefix = prefix.hex().upper()
         self._now_ms = now_ms
         self._month = (0, 0)

@@ -1,11 +1,11 @@
 """Properties of rows, and the rows that cannot be sent (``BadRows``).
 
 ``add_properties`` collects the properties of rows: tags, keys, the user's map, and other columns that RocketMQ stores as
-properties. What it makes of these properties depends on the transport: ``TextPieces`` makes property strings for brokers.
-``BadRows`` collects the problems of all checks of an Arrow batch and raises them as one error.
+properties. The form of the properties depends on the transport: for brokers, ``TextPieces`` makes property strings. ``BadRows``
+collects the problems of all checks of an Arrow batch and raises them as one error.
 
-In most DataFrames, the maps of all rows have the same names in the same order. One comparison of memory detects this. Then each
-name is a constant that is checked once, and only the values are columns.
+In most DataFrames, the maps of all rows have the same names in the same order. One comparison of memory detects this case. Each
+name is then a constant that is checked once, and only the values are columns.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _CONTROLS, _HIGH_CONTROL = bytes([*range(32), 127]), re.compile(b"\xc2[\x80-\x9f
 
 
 def rows_with_controls(values: pa.Array) -> Ints:
-    """The numbers of the values with a control character, which a Proxy rejects in properties."""
+    """The indexes of the values that have a control character; a Proxy rejects such values in properties."""
     data, ends = arrow.data_and_offsets(values)
     if not has_controls(bytes(data[int(ends[0]) : int(ends[-1])])):
         return np.empty(0, np.int64)
@@ -102,7 +102,7 @@ def has_controls(data: bytes) -> bool:
 
 _NAME_END, _VALUE_END = b"\x01", b"\x02"
 _SEPARATORS = _NAME_END + _VALUE_END
-# If rows have more properties than this, their names are not compared to find out whether all rows have the same names.
+# If rows have more properties than this, the names of the rows are not compared with each other.
 _MAX_SHARED_NAMES = 16
 
 
@@ -234,7 +234,7 @@ def _empty_value_reason(name: pa.Scalar) -> str:
 
 
 def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
-    """The problems of names, by entry."""
+    """The problem of each entry's name."""
     faults = {int(i): "a property has an empty name" for i in np.flatnonzero(arrow.lengths(names) == 0)}
     for entry in arrow.rows_with(names, _SEPARATORS).tolist():
         faults.setdefault(entry, "a property's name contains the separator 0x01 or 0x02")
@@ -378,7 +378,7 @@ def keys_of(column: Any) -> pa.Array:
     if not pa.types.is_list(column.type):
         return arrow.as_bytes(column)
     keys = arrow.as_bytes(column.flatten())
-    # Joining a list with a null in it would drop the whole list, and an empty key would leave a blank.
+    # If a list with a null were joined, the whole result would be null. An empty key would leave a blank.
     if keys.null_count or bool((arrow.lengths(keys) == 0).any()):
         # The keys are read as bytes, because a key need not be UTF-8.
         rows = column.cast(pa.list_(pa.binary())).to_pylist()

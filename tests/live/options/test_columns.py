@@ -146,7 +146,7 @@ def test_bad_message__fails_makes_a_row_or_is_skipped(rocketmq, make_topic, capl
     assert "decodeError" not in read(rocketmq, subscribe=topic, badMessage="null")[1]
     caplog.clear()
     assert [row["body"] for row in read(rocketmq, subscribe=topic, badMessage="skip")] == [b"before", b"behind"]
-    assert f"{topic}/broker-a/0: the message at offset 1 cannot be decoded, left out" in caplog.text
+    assert f"{topic}/broker-a/0: the message at offset 1 cannot be decoded, and is left out" in caplog.text
 
 
 def test_kafka_columns__and_include_headers(rocketmq, rich):
