@@ -127,7 +127,7 @@ WRONG_ADDRESSES = [
     ("tcp://a:1", r"'tcp://a:1' has a scheme: remove tcp://"),
     ("https://a:1", r"'https://a:1' has a scheme: remove https://, and set tls=true"),
     ("http://http://a:1", "has a scheme"),
-    ("http://a:1/", "'a:1/' has a path: remove it"),
+    ("http://a:1/", "'a:1/' has a path: remove the path"),
     ("http://a/rocketmq/nsaddr", "'a/rocketmq/nsaddr' has a path"),
     ("a:1/b", "'a:1/b' has a path"),
     ("http://a", "'a' is not host:port"),

@@ -73,7 +73,7 @@ def check_function(name: str, value: Any, parameters: str, *, coroutines: bool =
             f"{name} is the {kind} {short_repr(value)}, whose body would never run; expected {expected}{hint}"
         )
     try:
-        # A call of a decorated function goes to the decorator's wrapper, so the parameters of the wrapper count.
+        # A call of a decorated function goes to the decorator's wrapper, so the wrapper must accept the arguments.
         signature = inspect.signature(value, follow_wrapped=False)
     except (TypeError, ValueError):  # a built-in function may have no signature
         return

@@ -1,4 +1,4 @@
-"""The packages that parts of this package need, by the extra that installs them. A test compares this table with setup.cfg.
+"""The packages that the extras of rocketmq-spark install. A test compares this table with setup.cfg.
 
 A remedy names the packages instead of the extra, so that it works however this package was installed.
 """

@@ -440,7 +440,7 @@ def _is_private_group(gid: int, uid: int) -> bool:
     """Whether a group certainly has no other members than the user ``uid`` and root, and is the primary group of no other
     account. A file may belong to a group of which the file's owner is not a member.
     """
-    if gid == ROOT:  # root's group; in images for OpenShift, the container's user is a member, too
+    if gid == ROOT:  # this is root's group; in images for OpenShift, the container's user is a member, too
         return True
     if not uids_by_primary_group().get(gid, set()) <= {uid, ROOT}:
         return False
@@ -472,7 +472,7 @@ def uids_by_primary_group() -> dict[int, set[int]]:
 def is_writable_by_owner_only(path: Path) -> bool:
     """Whether a file or folder exists, this user or root owns it, and its mode lets only the owner write to it.
 
-    A group may not write to it either, even if only its owner is in the group.
+    The mode must not let a group write, even if only the owner is in the group.
     """
     try:
         return foreign_file(path) is None and not path.stat().st_mode & _WRITE_BITS
@@ -719,7 +719,8 @@ def become_user(uid: int) -> None:
     real, effective and saved ids change, so that nothing can get root's rights back. ``uid`` is as in ``as_user``.
 
     Links of that user must not lead to files that only root can reach. So the process gives up its terminal, and its current
-    folder: ``/proc/self/cwd`` opens that folder whatever the modes of the folders above it are. Use absolute paths afterwards.
+    folder: ``/proc/self/cwd`` opens the current folder, whatever the modes of the folders above it are. Use absolute paths
+    afterwards.
 
     Raises ``OSError`` if root lacks the capability; then this process keeps root's rights.
     """

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 # Thresholds of garbage collection. The first one is the number of new objects before the young generation is collected. The
-# others are numbers of collections of a generation before the next older one is collected.
+# others are the numbers of collections of a generation after which the next older generation is collected.
 GC_THRESHOLDS = (50_000, 20, 20)
 
 
@@ -252,7 +252,7 @@ def defer_close(close: Callable[[], object]) -> bool:
 
 
 def _run_signal_safe(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call ``method``. The frame of this function marks the stack, because a counter would stay wrong if Ctrl-C interrupted its
+    """Call ``method``. The frame of this function marks the stack. A counter instead would stay wrong if Ctrl-C interrupted its
     update.
     """
     return method(*args, **kwargs)
@@ -310,8 +310,8 @@ _replaced_handlers: list[_Handlers] = []  # the replaced handlers by signal
 
 @contextlib.contextmanager
 def on_signals(handle: Callable[[], object], *numbers: signal.Signals) -> Iterator[None]:
-    """Inside the block, these signals call ``handle`` instead of ending the program. This does nothing unless the main thread
-    calls it, because Python runs handlers only there.
+    """Inside the block, these signals call ``handle`` instead of ending the program. In other threads than the main thread, the
+    function does nothing, because Python runs handlers only in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,7 +1,7 @@
 """The controlling terminal of a process. The process can open it as ``/dev/tty`` whatever the terminal's owner and mode are.
 
-A process that takes the rights of another user gives up its terminal. If the process kept the terminal, that user could make
-links to ``/dev/tty``, through which the process would write to the terminal. Open files, such as the standard output, stay
+A process that takes the rights of another user gives up its terminal. If the process kept the terminal, the other user could
+make links to ``/dev/tty``, through which the process would write to the terminal. Open files, such as the standard output, stay
 open, and Ctrl-C still ends the process, because the process stays in the foreground group of the terminal.
 """
 

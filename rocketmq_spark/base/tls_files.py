@@ -94,8 +94,8 @@ _HASHED_NAME = re.compile(r"[0-9a-f]{8}\.\d+")
 def system_authorities() -> bytes:
     """Return the authorities that Python's ``ssl`` trusts by default, as PEM; empty if the system has none.
 
-    The system stores them in a file, and in folders whose files are named by hashes. The variables SSL_CERT_FILE and SSL_CERT_DIR
-    replace these paths.
+    The system stores authorities in a file, and in folders whose files are named by hashes. The variables SSL_CERT_FILE and
+    SSL_CERT_DIR replace these paths.
     """
     certificates = dict.fromkeys(pem for path in _system_files() for pem in _certificates(_read_or_empty(path)))
     return b"\n".join([*certificates, b""]) if certificates else b""

@@ -68,7 +68,7 @@ def non_empty_mask(array: pa.Array) -> Mask | None:
 
 
 def rows_with(values: pa.Array, searched_bytes: bytes) -> npt.NDArray[np.intp]:
-    """The numbers of the rows that contain any of the bytes in ``searched_bytes``."""
+    """The row numbers of the values that contain any of the bytes in ``searched_bytes``."""
     data, ends = data_and_offsets(values)
     if len(ends) < 2:
         return np.zeros(0, np.intp)

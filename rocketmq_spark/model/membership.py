@@ -109,7 +109,7 @@ class ConsumerStats:
         sent_back: Messages that were returned to the broker, which delivers them again later.
         cached: Messages that were pulled and are not finished.
         lag: Unfinished messages in the consumer's queues, up to the ends that brokers reported within the last minute. None
-            while an end, or the list of the consumer's queues, is unknown; always None over gRPC.
+            while the end of a queue, or the list of the consumer's queues, is unknown; always None over gRPC.
         rebalances: How often the assigned queues of a topic changed.
         topics: Recent figures by topic, the retry topic included.
     """

@@ -233,9 +233,9 @@ PopTarget = tuple[str, int]  # the source of popped messages: a topic, and the i
 
 @dataclass(frozen=True, slots=True)
 class GroupPolicy:
-    """Settings of a consumer group that a Proxy reports. They are the number of attempts before a message becomes a dead
-    letter, whether messages keep their order, and the pauses in seconds before each redelivery. The last pause applies to all
-    further redeliveries.
+    """Settings of a consumer group that a Proxy reports. These settings are the number of attempts before a message becomes a
+    dead letter, whether messages keep their order, and the pauses in seconds before each redelivery. The last pause applies to
+    all further redeliveries.
     """
 
     max_attempts: int

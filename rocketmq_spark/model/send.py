@@ -246,8 +246,8 @@ class MessageEncoder(Protocol):
 
 
 class SendRequest(NamedTuple):
-    """One send for a transport: a message or a batch, and the fields that apply to all of it. A NamedTuple, because it is cheap
-    to create, and every send has a request.
+    """One send for a transport: a message or a batch, and the fields that apply to the whole send. A NamedTuple, because it is
+    cheap to create, and every send has a request.
 
     ``body`` is the (possibly compressed) body of a single message, or with ``batch`` a batch. A batch is the object of the
     transport's encoder, or bytes in the layout of ``wire.messages.encode_batch``. Spools store such bytes, and every transport
@@ -301,8 +301,8 @@ class SpoolMetrics:
 
     Args:
         depth: Records that wait.
-        bytes: Bytes of those records. Together with ``dead_bytes`` they are limited by ``spoolMaxBytes``.
-        oldest_due_age_s: Seconds since the first of those records became due; None while none is due.
+        bytes: Bytes of the records that wait. ``spoolMaxBytes`` limits the sum of ``bytes`` and ``dead_bytes``.
+        oldest_due_age_s: Seconds since the first record that waits became due; None while no record is due.
         dead: Records that were given up and are kept.
         dead_bytes: Bytes of the records that were given up.
         give_ups: Number of records that were ever given up in the spool's folder.

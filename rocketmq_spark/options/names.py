@@ -196,7 +196,7 @@ _NO_EQUIVALENT = "remove it: settings of Kafka's clients have no effect here; se
 def foreign_option_equivalent(name: str, spark_options: Container[str] = ()) -> str | None:
     """Return a sentence with the equivalent of an option of Spark's Kafka source or another client; None for other names.
 
-    ``spark_options`` are the options of this package's sources and sinks. They matter only if ``name`` has the prefix
+    ``spark_options`` are the options of this package's sources and sinks. The argument matters only if ``name`` has the prefix
     ``kafka.``, which Spark's Kafka connector uses.
     """
     lower = name.lower()

@@ -179,7 +179,7 @@ def split_address(item: str, lowest_port: int = 1) -> tuple[str, int]:
         tls = ", and set tls=true" if scheme.lower() == "https" else ""
         raise ValueError(f"{item!r} has a scheme: remove {scheme}://{tls}")
     if "/" in item:
-        raise ValueError(f"{item!r} has a path: remove it, because lists of servers are not fetched by HTTP")
+        raise ValueError(f"{item!r} has a path: remove the path, because the client fetches no list of servers by HTTP")
     host, _, port = item.rpartition(":")
     is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and lowest_port <= int(port) < 65536
     if not host or not is_port:

@@ -25,7 +25,7 @@ _NEW_ENTRY = "new"  # a stand-in for the name of any new entry in a folder
 # Limits of Linux (PATH_MAX, NAME_MAX). Time and memory to resolve a path grow with the square of the path's length.
 MAX_PATH_BYTES, MAX_NAME_BYTES = 4096, 255
 _SHOWN_CHARACTERS = 32  # if a text is too long, an error shows this number of characters
-# The limit for a file of keys or certificates, because a file with holes may be larger than the memory.
+# The limit for a file of keys or certificates, because a sparse file may be larger than the memory.
 MAX_FILE_BYTES = 4 << 20
 # The limit for the number of certificates and other parts in a PEM file that an option names. OpenSSL sorts all certificates
 # again for each added certificate, which takes a minute for 8,000 certificates. Systems trust about 150 authorities.
@@ -34,8 +34,8 @@ MAX_PEM_BLOCKS = 500
 
 def check_safe(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Path:
     """Return ``path``, a folder or file that is later opened by its name. Raises ``OptionError`` if the path leads out of the
-    confining folder, also through links. Also raises ``OptionError`` if another user may later replace a folder of the path or
-    its content.
+    confining folder, also through links. Also raises ``OptionError`` if another user may later replace a folder of the path, or
+    what is in such a folder.
     """
     if PATHS_VARIABLE not in variables:
         return path

@@ -10,7 +10,7 @@ from rocketmq_spark.model import MessageQueue
 
 EXACT = "exact"
 RULES: dict[str, Callable[[str], str]] = {EXACT: str, "dotsToUnderscores": lambda name: name.replace(".", "_")}
-# The first options name topics; the second options may have a value for each topic.
+# ``_TOPIC_OPTIONS`` name topics, and ``_OPTIONS_BY_TOPIC`` may have a value for each topic.
 _TOPIC_OPTIONS = ("subscribe", "assign", "topic", "allowed_topics")
 _OPTIONS_BY_TOPIC = (
     "tags",

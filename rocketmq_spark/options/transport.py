@@ -140,7 +140,7 @@ def features(options: Any) -> TransportFeatures:
 
 
 def message_type(delayed: bool, grouped: bool, ranked: bool) -> str:
-    """Return the type as which a Proxy treats a message; it must equal the topic's attribute ``message.type``."""
+    """Return the type that a message has for a Proxy; this type must equal the topic's attribute ``message.type``."""
     flags_with_types = ((delayed, TopicType.DELAY), (grouped, TopicType.FIFO), (ranked, TopicType.PRIORITY))
     return next((type_name for is_set, type_name in flags_with_types if is_set), TopicType.NORMAL)
 

@@ -373,8 +373,8 @@ class BrokerAdmin(AdminBase):
         Args:
             topic: The topic.
             key: One of the message's business keys, or the id that the message's producer gave it. Without ``key``, the method
-                returns the messages of the period from ``begin_ms`` to ``end_ms``, of all queues; with option ``environment``, of
-                the queues of that environment.
+                returns the messages of the period from ``begin_ms`` to ``end_ms``: of all queues, or with option
+                ``environment``, of the queues of that environment.
             begin_ms: Only messages stored at or after this time, in ms since 1970.
             end_ms: Only messages stored at or before this time, in ms since 1970. By default, the period is open at both ends.
             limit: With a key, at most this many messages of each broker, the newest ones; 1 to 64, the limit of brokers.
@@ -419,9 +419,9 @@ class BrokerAdmin(AdminBase):
     def update_broker_config(self, broker: str, values: Mapping[str, str]) -> dict[str, Secret]:
         """Change settings of a broker's master while it runs, and return all settings (``mqadmin updateBrokerConfig``).
 
-        The broker also writes the settings to its configuration file. Without TLS, this method does not request the settings of a
-        broker on another machine, because the settings include passwords. In this case, the method sends the values unchecked,
-        and returns an empty dict.
+        The broker also writes the settings to its configuration file. Without TLS, this method does not request the settings of
+        a broker on another machine, because the settings include passwords: it sends the values unchecked, and returns an empty
+        dict.
 
         Args:
             broker: The broker's name.

@@ -118,9 +118,7 @@ class SimpleConsumer(simple.BaseSimpleConsumer):
         options.setdefault("transport", transport.GRPC)
         parsed = parse_options("simple consumer", name_server, group, options)
         if parsed.transport != transport.GRPC:
-            raise OptionError(
-                "option 'transport' of a SimpleConsumer is 'grpc'; expected no other: it connects to a Proxy"
-            )
+            raise OptionError("option 'transport' of a SimpleConsumer must be 'grpc', because it connects to a Proxy")
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
         super().__init__(pop_member(parsed), parsed.group, parsed.request_timeout)
@@ -173,7 +171,8 @@ def _rows_decoder(settings: ConsumerSettings) -> RowsDecoder:
             return None
         return batch if has_all else None
 
-    # The first call of the listener must not wait while pyarrow imports pandas for its first array, which takes a second.
+    # For its first array, pyarrow imports pandas, which takes a second. The first call of the listener must not wait for this
+    # import.
     batch_of_messages(())
     return RowsDecoder(settings.consume_batch_max_size, decode_answers, batch_of_messages)
 

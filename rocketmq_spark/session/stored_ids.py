@@ -22,7 +22,7 @@ def scan_tools(
     clock: Clock | None = None,
     on_ranges: Callable[[Sequence[OffsetRange]], None] = lambda parts: None,
 ) -> ScanTools:
-    """Return the parts of a scan. The scan waits ``timeout_s`` for a broker (default: the send timeout), and calls ``on_ranges``
+    """Return the parts of a scan. The scan waits ``timeout_s`` for a broker (default: the send timeout). It calls ``on_ranges``
     with each list of ranges before it reads the ids in these ranges.
     """
     read_options = dataclasses.replace(

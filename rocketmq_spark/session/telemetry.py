@@ -296,7 +296,7 @@ class Instrumentation:
 
 
 class _SendInProgress:
-    """A send in progress. The context of its span is added to the properties of its messages, if the properties can
+    """A send in progress. The context of the send's span is added to the properties of the messages, if the properties can
     contain it.
     """
 

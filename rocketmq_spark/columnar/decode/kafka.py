@@ -1,7 +1,7 @@
 """The columns of Spark's Kafka source (option ``kafkaColumns``), made of the columns of this source.
 
-``key`` is the sharding key, or the keys joined by spaces. The sink stores bytes that a property cannot hold as base64 after
-``BASE64_MARK`` (``encode.kafka``); this module decodes them. A message that the sink stored for a row without a body
+``key`` is the sharding key, or the keys joined by spaces. If a property cannot hold some bytes, the sink stores these as base64
+after ``BASE64_MARK`` (``encode.kafka``); this module decodes them. A message that the sink stored for a row without a body
 (``emptyBodies=mark``) gets a null or empty value.
 """
 

@@ -1,7 +1,7 @@
 """The names of system properties, recognised for many messages at once.
 
-``classify`` recognises a name by its first and last eight bytes and its length. These three values identify a name of up to
-sixteen bytes; the few longer system names are compared in full.
+``classify`` recognises a name by its first and last eight bytes and its length. A name of up to sixteen bytes is identified by
+its length and its first and last eight bytes; the few longer system names are compared in full.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def words(content: Bytes) -> Words:
 
 
 def signatures(content: Bytes, starts: Ints, lengths: Ints) -> Words:
-    """A number for each name. Names with another length, or other first or last eight bytes, have other numbers."""
+    """A number for each name. Names that differ in their length, or in their first or last eight bytes, have different
+    numbers.
+    """
     word_at_position = words(content)
     first_words = word_at_position[starts] & _MASKS[np.minimum(lengths, 8)]
     last_words = np.where(lengths > 8, word_at_position[np.maximum(starts + lengths - 8, 0)], np.uint64(0))

@@ -256,7 +256,7 @@ def messages_in_range(
 
 
 def _placeholder_rows(message: ReceivedMessage, start: int, end: int, is_dense: bool) -> Iterator[ReceivedMessage]:
-    # The message gets at least one row. If the messages around it are damaged, too, their offsets may leave no offset free.
+    # The message gets at least one row: if the messages around it are damaged, too, their offsets may leave no offset free.
     for offset in range(start, max(end if is_dense else 0, start + 1)):
         yield replace(message, queue_offset=offset)
 

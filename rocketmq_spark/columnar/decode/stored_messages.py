@@ -211,8 +211,8 @@ def _holes_of_answer(messages: StoredMessages, i: int) -> list[Hole]:
         texts = property_texts(messages, np.flatnonzero(is_of_answer))
         entries = zip(offsets, messages.sys_flags[is_of_answer].tolist(), texts, strict=True)
         ranges = fetched.index_ranges(entries, start, next_offset)
-        # No batch has ``INNER_BASE``. Brokers remove messages only at the front, so a hole can only be there. If the first
-        # offset is after the end, it is damaged.
+        # No batch has ``INNER_BASE``. Brokers remove messages only at the front, so a hole can only be at the front. If the
+        # first offset is after the end, it is damaged.
         ranges = ranges or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]
     elif len(offsets) >= next_offset - start:
         return []

@@ -203,8 +203,8 @@ _KINDS_OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str, pa.DataType], .
 )
 
 
-# The kinds of columns whose Arrow type may be ``null``. They include columns of bodies, so that errors can name the rows
-# without a body, and columns in which null means any queue.
+# The kinds of columns whose Arrow type may be ``null``. For null bodies, an error names the rows. In the other columns, null
+# means any queue.
 _KINDS_OF_NULLS = {"body": BYTES, "value": BYTES, "shardingkey": TEXT, "queueid": INT, "brokername": TEXT}
 
 

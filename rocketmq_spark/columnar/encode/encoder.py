@@ -140,9 +140,7 @@ class ItemParts:
         return self._items
 
     def complete(self, complete_items: CompleteItems) -> None:
-        """If the items are already joined, complete them now. If not, each join completes its items, while these are in the
-        processor's cache.
-        """
+        """If the items are already joined, complete them now; otherwise, each later join completes the items that it joins."""
         self._complete = complete_items
         if self._items is not None:
             complete_items(self._items, 0)
@@ -286,8 +284,8 @@ class Encoder:
         return EncodedItems(ItemParts(columns, body_lengths + lengths + ITEM_OVERHEAD_BYTES), 0, rows)
 
     def _middle(self, lengths: Ints, next_constant: bytes) -> Any:
-        """The part of each item between the body and the other properties. In each row, it has the length of the properties,
-        the message id, and ``next_constant``, with which the other properties begin. All rows have the same width.
+        """The part of each item between the body and the other properties. In each row, this part has the length of the
+        properties, the message id, and ``next_constant``, with which the other properties begin. All rows have the same width.
         """
         start = 2 + len(_ID_START)
         end = start + self.ids.width

@@ -41,7 +41,8 @@ _ROLES = {
     "partition": {PARTITION: "partition"},
     "headers": {"properties": "headers"},
 }
-# A longer key is only the sharding key, and not also in the message's keys: all properties together may have 32,767 bytes.
+# A longer key is only the sharding key, and is not in the message's keys, because all properties together may have at most
+# 32,767 bytes.
 _MAX_KEY_BYTES = 8192
 
 
@@ -185,8 +186,8 @@ def _texts_as_keys(texts: pa.Array) -> pa.Array:
 def _headers_like_mark(
     names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64], bodies: pa.Array
 ) -> npt.NDArray[np.intp]:
-    """The numbers of headers that look like the mark of an empty body, in rows whose body equals ``STAND_IN_BODY``. Readers would
-    return a message with such a header without a value.
+    """The indexes of headers that look like the mark of an empty body, in rows whose body equals ``STAND_IN_BODY``. Readers
+    would return a message with such a header without a value.
     """
     rows = np.flatnonzero(arrow.to_mask(pc.fill_null(pc.equal(bodies, pa.scalar(STAND_IN_BODY, pa.binary())), False)))
     if not len(rows):
@@ -198,7 +199,7 @@ def _headers_like_mark(
 
 
 def as_property_texts(values: pa.Array, base64_rows: Iterable[int] = ()) -> pa.Array:
-    """Bytes as texts. Bytes that a property cannot hold become base64, and so do those in ``base64_rows``."""
+    """Bytes as texts. Bytes that a property cannot hold, and all bytes in ``base64_rows``, become base64."""
     needs_base64 = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, BASE64_MARK.encode()))
     encoded_rows = {
         *np.flatnonzero(arrow.to_mask(pc.fill_null(needs_base64, False))).tolist(),

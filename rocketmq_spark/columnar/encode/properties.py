@@ -4,8 +4,8 @@
 properties. The form of the properties depends on the transport: for brokers, ``TextPieces`` makes property strings. ``BadRows``
 collects the problems of all checks of an Arrow batch and raises them as one error.
 
-In most DataFrames, the maps of all rows have the same names in the same order. One comparison of memory detects this case, in
-which each name is a constant that is checked once, and only the values are columns.
+In most DataFrames, the maps of all rows have the same names in the same order. One comparison of memory detects this case. Each
+name is then a constant that is checked once, and only the values are columns.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _CONTROLS, _HIGH_CONTROL = bytes([*range(32), 127]), re.compile(b"\xc2[\x80-\x9f
 
 
 def rows_with_controls(values: pa.Array) -> Ints:
-    """The numbers of the values with a control character, which a Proxy rejects in properties."""
+    """The indexes of the values that have a control character; a Proxy rejects such values in properties."""
     data, ends = arrow.data_and_offsets(values)
     if not has_controls(bytes(data[int(ends[0]) : int(ends[-1])])):
         return np.empty(0, np.int64)
@@ -378,7 +378,7 @@ def keys_of(column: Any) -> pa.Array:
     if not pa.types.is_list(column.type):
         return arrow.as_bytes(column)
     keys = arrow.as_bytes(column.flatten())
-    # Joining a list with a null in it would drop the whole list, and an empty key would leave a blank.
+    # If a list with a null were joined, the whole result would be null. An empty key would leave a blank.
     if keys.null_count or bool((arrow.lengths(keys) == 0).any()):
         # The keys are read as bytes, because a key need not be UTF-8.
         rows = column.cast(pa.list_(pa.binary())).to_pylist()

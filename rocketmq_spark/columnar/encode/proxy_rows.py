@@ -321,7 +321,7 @@ def _key_fields(keys: pa.Array) -> pa.Array:
 
 
 def _varints(numbers: Ints) -> pa.Array:
-    """Numbers in protobuf's encoding. All have the width of the largest number, because protobuf accepts padding bytes."""
+    """Numbers in protobuf's encoding. All numbers get the width of the largest one, because protobuf accepts padding bytes."""
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
     varints = (numbers[:, None] >> np.arange(0, 7 * width, 7) & 0x7F).astype(np.uint8)
     varints[:, :-1] |= 0x80
