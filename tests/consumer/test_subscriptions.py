@@ -26,9 +26,9 @@ def test_a_subscription_has_tags_or_sql_or_neither(tags, sql, expected):
     ("tags", "sql", "text"),
     [
         ("a", "b", "at most one"),
-        ("||", None, "expected '\\*' or such as"),
-        (" ", None, "tags are ' '; expected '\\*' or such as"),
-        ("\t || ", None, "expected '\\*' or such as"),
+        ("||", None, "expected '\\*', or one or several tags such as"),
+        (" ", None, "tags are ' '; expected '\\*', or one or several tags such as"),
+        ("\t || ", None, "expected '\\*', or one or several tags such as"),
         (None, " ", "sql is ' '; expected an SQL92 expression"),
         (b"a", None, "tags is b'a'; expected a str"),
         (["a", "b"], None, "tags is ..a', 'b'.; expected a str"),
