@@ -60,8 +60,8 @@ class Database:
     the database was opened with losses.
 
     A read-only database takes no lock, shows the state at the time of opening, and omits unreadable entries. ``gaps`` are the
-    ranges of keys that scans skipped. Only a read-only database with ``is_tolerant`` is used in spite of damage; any other raises
-    ``Damaged``.
+    ranges of keys that scans skipped. Only a read-only database with ``is_tolerant`` is used in spite of damage; every other
+    database raises ``Damaged``.
     """
 
     def __init__(self, path: Path, read_only: bool = False, is_tolerant: bool = True) -> None:

@@ -80,8 +80,8 @@ class Due(NamedTuple):
 
 @functools.lru_cache(1024)
 def group_of(target: str, waits: bool) -> bytes:
-    """Return the bytes with which the keys of a group of pending records begin. With ``waits``, these are the records that wait
-    for an answer of ``target``, and without it the other records of ``target``.
+    """Return the bytes with which the keys of a group of pending records begin. ``waits`` chooses between the two groups of
+    ``target``: the records that wait for an answer of the target, or its other records.
     """
     data = target.encode()
     return _TARGET.pack(PENDING, len(data)) + data + (b"\1" if waits else b"\0")

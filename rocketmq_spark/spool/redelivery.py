@@ -3,8 +3,8 @@
 This module is a driver: it has a thread of a ``Timer``, and gets the clock as an argument. It keeps only the records in flight in
 memory, reads a page at a time, and holds no snapshot. Due times refer to the clock, which users may set. Pauses are measured by
 the timer's clock, which never goes back. While attempts for a target fail, only one record of the target is in flight at a time.
-So an outage uses up few attempts, and the next attempt shows that the broker is back. Each success doubles the number that may be
-in flight. Records for other targets do not wait for the failing target (see ``turns``).
+So an outage uses up few attempts, and the next attempt shows that the broker is back. Each success doubles the number of the
+target's records that may be in flight. Records for other targets do not wait for the failing target (see ``turns``).
 """
 
 from __future__ import annotations
@@ -450,7 +450,7 @@ class Redelivery:
                 raise
             if next_key is not None:
                 with self._lock:
-                    # If the target has answered again meanwhile, it has begun again at its first record.
+                    # If the target has answered again meanwhile, the next page begins at its first record.
                     self._next_keys_to_make_due.setdefault(target, next_key)
                 return  # the other steps of the turn wait for this page
 

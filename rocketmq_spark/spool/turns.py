@@ -80,7 +80,7 @@ class TargetStates:
                 self._record_answer(target, now_ms)
 
     def record_other_failure(self, target: str) -> None:
-        """Record that a request to the target failed that was not an attempt for a stored record."""
+        """Record a failed request to the target that was not an attempt to send a stored record."""
         self._answered_ms.pop(target, None)
 
     def end_pauses(self, targets: Collection[str]) -> None:

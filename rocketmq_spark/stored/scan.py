@@ -170,7 +170,7 @@ class StoredIdScan:
         return states
 
     def _wait_until_settled(self) -> None:
-        """Wait until every broker has answered for the settle time, and has taken all sends from its queue that arrived during
+        """Wait until every broker has answered for the settle time, and no longer has a send in its queue that arrived during
         this time.
         """
         waited_since = self._clock.now()
