@@ -1,19 +1,20 @@
 """A node's progress in a queue, as brokers store it: offsets of consumer groups.
 
-The commit of one offset is atomic, but the commits of several offsets are not. A node may be killed between two commits, and a
-paused node may commit its offsets between the commits of the node that took over its queue. Therefore each committed number is
-valid alone, whatever the other numbers are. The numbers are the offsets of these groups:
+The commit of one offset is atomic, but the commits of several offsets are not. A node may be killed between two commits. A node
+that was paused may commit between two commits of the queue's next owner. Therefore each committed number is valid alone, whatever
+the other numbers are. The numbers are the offsets of these groups:
 
 ``GROUP``: an offset before which all envelopes are done. Members of the group, and tools, read this number as the position of the
 group. ``GROUP_progress``: a moment (seconds since 1970) and the last 31 bits of an offset, packed into one number. All envelopes
-before this offset that were due by this moment are done. The offset of ``GROUP`` gives the other bits of this offset, because the
-two offsets differ by at most 2^30. ``GROUP_progress_ms``: the milliseconds of this moment, and a digest of the other numbers. The
-milliseconds are ignored if another number has changed. ``GROUP_newest_ms``: the latest store time of the envelopes that were
-read.
+before this offset that were due by this moment are done. The higher bits of this offset follow from the offset of ``GROUP``,
+because the two offsets differ by at most 2^30. ``GROUP_progress_ms``: the milliseconds of this moment, and a digest of the other
+numbers. The milliseconds are ignored if another number has changed. ``GROUP_newest_ms``: the latest store time of the envelopes
+that were read.
 
 Releases up to 0.1 commit the moment and the offset as two numbers, ``GROUP_done_ms`` and ``GROUP_stored``. This release does not
-read them, because two numbers from different nodes may claim that waiting envelopes are done. This release sets ``GROUP_done_ms``
-to 0, which claims nothing. Otherwise a node of an earlier release would combine the old moment with newer numbers.
+read these two numbers: if they are from different nodes, they may claim that waiting envelopes are done. It sets
+``GROUP_done_ms`` to 0, which claims nothing, because a node of an earlier release would combine the old moment with newer
+numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 REQUEST_TIMEOUT_S = 3.0
 
 _OFFSET_BITS, _MS_BITS = 31, 10
-_MAX_DISTANCE = 1 << _OFFSET_BITS - 1  # the last bits of an offset identify it within this distance from another offset
+_MAX_DISTANCE = 1 << _OFFSET_BITS - 1  # the last bits determine an offset that is at most this far from a known offset
 _MAX_DONE_S = (1 << 63 - _OFFSET_BITS) - 1
 _SEALED_NUMBERS = struct.Struct(">3Q")
 
@@ -69,8 +70,8 @@ class CommittedOffsets(NamedTuple):
 
 
 class CommittedProgress(NamedTuple):
-    """The progress in a queue, and the latest store time of the messages read (0 if unknown). The next owner of the queue
-    compares store times to notice that the topic was created again; the progress is then about messages of the old topic.
+    """The progress in a queue, and the latest store time of the messages read (0 if unknown). If the topic was created again, the
+    progress is about messages of the old topic; the next owner notices this by the store time.
     """
 
     progress: Progress
@@ -84,7 +85,7 @@ class CommittedProgress(NamedTuple):
     def encode(self) -> CommittedOffsets:
         oldest_offset, read_end, done_ms = self.progress
         seconds, milliseconds = divmod(done_ms, 1000)
-        # Numbers that are too large are lowered. The lowered numbers claim less, which is safe.
+        # If a number is too large for its bits, a lower number is committed. It claims less progress, which is safe.
         offset_bits = min(read_end, oldest_offset + _MAX_DISTANCE - 1) & ((1 << _OFFSET_BITS) - 1)
         packed_progress = min(seconds, _MAX_DONE_S) << _OFFSET_BITS | offset_bits
         return CommittedOffsets(
@@ -96,8 +97,8 @@ class CommittedProgress(NamedTuple):
 
     @classmethod
     def decode(cls, numbers: CommittedOffsets) -> CommittedProgress:
-        """Return the progress that the numbers prove; the numbers may be from several nodes. Messages that are done have been
-        read, so ``read_end`` is not before ``oldest_offset``.
+        """Return the progress that the numbers prove; the numbers may be from several nodes. ``read_end`` is at least
+        ``oldest_offset``, because every message that is done was read.
         """
         oldest_offset, packed_progress, progress_ms, newest_store_ms = numbers
         read_ahead = ((packed_progress - oldest_offset + _MAX_DISTANCE) & ((1 << _OFFSET_BITS) - 1)) - _MAX_DISTANCE
@@ -156,8 +157,8 @@ class ProgressCommits:
         """Commit the progress of queues, and remove from ``progress`` the queues whose brokers did not accept it. Returns
         whether the brokers accepted all commits.
 
-        The store time is committed after the offsets. If the store time is missing, the messages count as messages of an old
-        topic, and are only read again.
+        The store time is committed after the offsets. If the node is killed between these commits, the next owner takes messages
+        after the older store time for new ones, and reads them again.
         """
         queue_count = len(progress)
         if legacy_queues := self._queues_with_legacy_offset & progress.keys():
@@ -195,7 +196,7 @@ class ProgressCommits:
     def _create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
         """Create the group on brokers that do not know it, and commit ``offsets``. Returns the errors by queue.
 
-        Raises an error only if no broker has ever accepted a commit. Otherwise the error concerns only one broker, and is
+        If no broker has ever accepted a commit, raises the first error. Later, an error concerns only one broker, and is
         returned.
         """
         errors: dict[MessageQueue, RocketMQError] = {}

@@ -4,9 +4,9 @@ node's store.
 ``RecreationCheck`` checks whether a queue still has the messages that were read. A queue changes if its topic was created again,
 or if its broker returned without its last messages. New messages of the queue then have offsets that were already read, but later
 store times than all messages that were read. ``BackPressure`` pauses the reader while the disk is full. ``BrokerAvailability``
-skips brokers that did not answer a moment ago, so that the queues of other brokers do not wait. ``Retention`` warns if a broker
-keeps envelopes for a shorter time than an envelope waits, because a node that lost its disk can rebuild its store only from the
-topic.
+skips the queues of a broker for a while after the broker did not answer, so that other queues do not wait. ``Retention`` warns if
+a broker keeps envelopes for a shorter time than an envelope waits, because a node that lost its disk can rebuild its store only
+from the topic.
 
 ``effect_of`` turns an envelope into a record, and ``send_decoder`` turns a due record into a send. Both functions are pure: they
 do no I/O. Records wait in ``spool/store``, and ``spool/redelivery`` takes them when they are due.
@@ -50,7 +50,8 @@ from rocketmq_spark.wire.properties import encode_properties
 
 logger = logging.getLogger(__name__)
 
-# The store time for a queue without messages before the position. Any message that appears before the position later is new.
+# The store time for a queue that has no message before the position. With it, every message that later appears before the
+# position counts as new.
 BEFORE_ALL_MESSAGES_MS = 1
 
 
@@ -64,8 +65,8 @@ class RecreationCheck:
         self._group = group
 
     def is_unchanged(self, queue: MessageQueue, checkpoint: QueueCheckpoint) -> bool:
-        """Whether the queue seems to have the messages that were read. A pull cannot show that these messages are lost, because
-        it continues without an error at the position, or at the new end of the queue.
+        """Whether the queue seems to have the messages that were read. If the queue has lost these messages, a pull shows no
+        error: it continues at the position, or at the new end of the queue.
         """
         end, newest_store_ms = checkpoint.end_and_newest_store_ms
         if not newest_store_ms or self._offset_at(queue, newest_store_ms + 1) >= end:
@@ -73,8 +74,8 @@ class RecreationCheck:
         return self._member.bounds(queue, Deadline.after(REQUEST_TIMEOUT_S)).min_offset >= end
 
     def has_last_message(self, queue: MessageQueue, checkpoint: QueueCheckpoint) -> bool:
-        """Whether the queue, which may belong to another cluster, has the last message that was read, at the same offset. Returns
-        False if this is not certain.
+        """Whether the last message that was read is certainly in this queue, at the same offset. The queue may be one of another
+        cluster.
         """
         first_offset = self._offset_at(queue, checkpoint.newest_store_ms)
         return bool(checkpoint.newest_store_ms) and first_offset < checkpoint.read_end <= self._offset_at(
@@ -161,7 +162,7 @@ class BackPressure:
         )  # fmt: skip
 
     def on_stored(self) -> None:
-        """Record that storing worked."""
+        """Record that the disk had room for new records."""
         if self._is_full:
             self._is_full = False
             logger.warning("there is room again in %s: reading delayed messages continues", self._folder)
@@ -184,7 +185,7 @@ class BrokerAvailability:
         while.
 
         Raises errors of the spool, and a permanent error if no broker has answered yet. Once a broker has answered, a permanent
-        error concerns only one broker, and is logged.
+        error is only logged, because it concerns only one broker.
         """
         permanent_error: RocketMQError | None = None
         for queue in sorted(queues):
@@ -271,7 +272,9 @@ OTHER_ID_REASON = "delayed messages whose envelope has the digest of another mes
 
 
 class EnvelopeEffect(NamedTuple):
-    """The effect of an envelope on a store: a record with its due time, or the mark by which the cancelled record is found."""
+    """What an envelope changes in a store: it adds ``record``, due at ``due_ms``, or it cancels the record with
+    ``cancelled_mark``.
+    """
 
     record: Record | None
     due_ms: int
@@ -308,7 +311,7 @@ class DeliveryRules(NamedTuple):
 
     @property
     def fingerprint(self) -> bytes:
-        """A digest. If a record may have different targets by two sets of rules, their digests differ."""
+        """A digest of the rules. Two sets of rules have different digests if they may give a record different targets."""
         max_size = self.settings.max_message_size
         return digest(repr((_RULES_VERSION, self.dead_topic, tuple(self.topics), max_size, self.inner_topic)).encode())
 
@@ -334,9 +337,8 @@ class DeliveryRules(NamedTuple):
 
 
 def effect_of(rules: DeliveryRules, queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> EnvelopeEffect:
-    """Return the effect of the envelope at ``offset``. A body that is no envelope is due at once, and becomes a dead letter. An
-    envelope that only these rules forbid becomes a dead letter when it is due, so that its identity does not depend on the
-    rules.
+    """Return the effect of the envelope at ``offset``. A body that is no envelope is due at once, and becomes a dead letter. If
+    only these rules forbid an envelope, it keeps its due time and its identity, and becomes a dead letter when it is due.
     """
     due_ms, identity, delivery = 0, digest(body), rules.delivery(body)
     unrestricted_delivery = _unrestricted_delivery(body) if isinstance(delivery, DecodeError) else delivery
@@ -429,7 +431,9 @@ def given_up_record(rules: DeliveryRules, dead_letter: Record) -> tuple[Record, 
 
 
 def describe_message(record: Record) -> str:
-    """Return a description of a record's message for a log line. The message's id may be any text."""
+    """Return a description of a record's message for a log line. The message's id may be any text, so its control characters are
+    replaced.
+    """
     if record.kind == DEAD_LETTER_KIND:
         record, _ = open_dead_letter(record)
     delivery = _unrestricted_delivery(record.payload)
@@ -440,8 +444,8 @@ def describe_message(record: Record) -> str:
 
 
 def dead_letter_send(rules: DeliveryRules, dead_letter: Record) -> SpooledSend:
-    """The send of a dead letter: the message that was given up, to the topic of dead letters, with the message's topic and the
-    reason as properties. Raises ``MessageRefused`` if the message's properties leave no room for the topic and the reason.
+    """The send of a dead letter. It goes to the topic of dead letters, and has the message's own topic and the reason as
+    properties. Raises ``MessageRefused`` if the message's properties leave no room for the topic and the reason.
     """
     record, reason = open_dead_letter(dead_letter)
     delivery, max_bytes = _unrestricted_delivery(record.payload), rules.settings.max_message_size
@@ -454,7 +458,7 @@ def dead_letter_send(rules: DeliveryRules, dead_letter: Record) -> SpooledSend:
         release.truncation_note(envelope.body, max_bytes),
     )
     if note and len(text.encode()) + len(note) <= SINGLE_MAX_PROPERTIES_BYTES:
-        # ``dead_letter_of`` reserves no room for ``note``.
+        # The note is optional, because ``dead_letter_of`` has not checked that there is room for it.
         properties[PROBLEM_PROPERTY] = reason + note
         text = encode_properties(properties)
     envelope = envelope._replace(topic=rules.dead_topic, body=envelope.body[:max_bytes])

@@ -37,7 +37,9 @@ logger = logging.getLogger(__name__)
 
 
 def wall_clock_ms() -> int:
-    """The time of the system clock, in ms since 1970. Due times are compared with this time, even if the clock was adjusted."""
+    """The time of the system clock, in ms since 1970. Due times are compared with this time, so setting the clock changes when
+    messages are sent.
+    """
     return time.time_ns() // 1_000_000
 
 
@@ -68,7 +70,7 @@ def _check_topics_of_group(member: GroupMember, parsed: Options, topic: str) -> 
     it, and the messages in these queues would never be sent. All brokers of the topic are queried, because a member may be
     known only to the brokers of its own topics.
     """
-    group, on_wire = parsed.group, scope_of(parsed).on_wire  # the user may have given the names that brokers use
+    group, on_wire = parsed.group, scope_of(parsed).on_wire  # the user may have given a topic's name on brokers
     deadline, errors = Deadline.after(_GROUP_CHECK_TIMEOUT_S), dict[str, RocketMQError]()
     for broker in sorted({queue.broker_name for queue in member.queues(topic, deadline)}):
         try:
@@ -99,8 +101,8 @@ def _check_topics_of_group(member: GroupMember, parsed: Options, topic: str) -> 
 def open_node(node_settings: NodeSettings, **options: object) -> DelayService:
     """Return a node that has joined its group. ``options`` are ``group`` and the options of connections.
 
-    Raises ``OptionError`` if a member of the group does not read this topic, or reads other topics. A warning says which
-    brokers do not report the members.
+    Raises ``OptionError`` if a member of the group does not read this topic, or reads other topics. Logs a warning if a broker
+    does not report the members.
     """
     all_options: dict[str, Any] = {"group": DEFAULT_GROUP, **options}
     parsed = options_table.parse(all_options).for_role("pull consumer")

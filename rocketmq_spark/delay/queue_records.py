@@ -39,8 +39,7 @@ class QueueRecords:
         """Return the checkpoint of a queue. Raises errors of requests.
 
         If the records were assigned to this cluster (``spool assign``), the queue here may be another queue with the same name.
-        In this case, the records lose their marks of the queue, because neither the queue's progress nor the queue's next owner
-        knows their messages.
+        If it is another queue, the records lose their marks of the queue, because their messages are not in it.
         """
         notes = self._store.notes()
         checkpoint = checkpoints_of(notes, doubtful=True).get(queue)
@@ -49,8 +48,10 @@ class QueueRecords:
         is_same_queue = self._recreation_check.has_last_message(queue, checkpoint)
         if not is_same_queue:
             count = self.sum_for_marks(queue, lambda offset, due_ms: True, self._store.remove_marks)
-            logger.info("%d waiting messages are not from this %s, and are sent from here", count, queue)
-        if not is_same_queue or self._store.damage_count:  # after damage, the store lacks envelopes that were read
+            logger.info(
+                "%d waiting messages are from another queue with the name %s; this node sends them", count, queue
+            )
+        if not is_same_queue or self._store.damage_count:  # a damaged store may lack envelopes that were read
             checkpoint = None
         confirmed_note = {} if checkpoint is None else {note_name(queue): checkpoint.encode()}
         self._store.add([], {DOUBTFUL_PREFIX + note_name(queue): b"", **confirmed_note})
@@ -66,8 +67,8 @@ class QueueRecords:
         accepts: Callable[[int, int], bool],
         step: Callable[[Sequence[tuple[bytes, bytes]]], int],
     ) -> int:
-        """Call ``step``, in portions, with the marks of those waiting records of a queue whose offset and due time ``accepts``
-        accepts. Returns the sum of the results.
+        """Call ``step``, in portions, with the marks of a queue's waiting records. Marks whose offset and due time ``accepts``
+        rejects are left out. Returns the sum of the results of ``step``.
         """
         space = space_of(queue)
         return sum(

@@ -1,8 +1,8 @@
 """The original message that is sent when a delayed message is due, and a node's progress in a queue of envelopes. Pure.
 
-For a node that takes over a queue, the group's offset alone is not enough: the offset stays at the oldest envelope whose
-original was not sent, while the originals of many later envelopes may have been sent. So a node commits three numbers
-(``Progress``) and a store time (see ``commits``).
+For a node that takes over a queue, the group's offset alone is not enough: the offset stays at the oldest envelope whose original
+was not sent. The originals of many later envelopes may have been sent. So a node commits three numbers (``Progress``) and a store
+time (see ``commits``).
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Progress(NamedTuple):
         return offset < self.oldest_offset or (offset < self.read_end and due_ms <= self.done_ms and self.done_ms > 0)
 
     def followed_by(self, later_progress: Progress) -> Progress:
-        """Return the progress after this progress and ``later_progress``. Late envelopes may have set ``done_ms`` back.
-        ``later_progress`` is then used only if all envelopes that this progress covers are done, because otherwise this progress
-        claims more.
+        """Return the progress after this progress and ``later_progress``. If envelopes have arrived that were already due,
+        ``later_progress`` has a lower ``done_ms``. Then ``later_progress`` is used only if all envelopes that this progress
+        covers are done, because this progress claims more while one of them waits.
         """
         oldest_offset = max(self.oldest_offset, later_progress.oldest_offset)
         uses_later_progress = later_progress.read_end >= self.read_end and (
@@ -78,8 +78,8 @@ class Progress(NamedTuple):
         )
 
     def limited_to(self, now_ms: int) -> Progress:
-        """Return this progress with a ``done_ms`` that is not after ``now_ms``. A later moment is from a clock that was ahead,
-        and would hide all progress until the moment comes (see ``followed_by``).
+        """Return this progress with a ``done_ms`` that is not after ``now_ms``. A later moment is from a clock that was ahead; no
+        new progress would count until the moment comes (see ``followed_by``).
         """
         return self._replace(done_ms=min(self.done_ms, now_ms))
 
@@ -98,13 +98,13 @@ def advanced_progress(
     last_done_due_ms: int,
     now_ms: int,
 ) -> Progress:
-    """Return the progress after ``committed_progress`` of a node that has read up to ``read_end``, and for which no envelope
-    before ``oldest_offset`` waits.
+    """Return the progress that follows ``committed_progress`` when a node has read up to ``read_end``, and no envelope before
+    ``oldest_offset`` waits.
 
     ``first_waiting_ms`` is the earliest due time of the waiting envelopes, and ``last_done_due_ms`` the latest due time of the
-    done envelopes. The progress reaches to ``last_done_due_ms``, but not beyond now. Otherwise, after a clock was ahead for a
-    while, no progress would be committed until the clock reaches that moment again (see ``followed_by``). A later moment in
-    ``committed_progress`` is lowered to now.
+    done envelopes. The new ``done_ms`` is at most ``now_ms``, even if ``last_done_due_ms`` or ``committed_progress`` has a later
+    moment. With a moment from a clock that was ahead, no progress would be committed until the clock reaches the moment again
+    (see ``followed_by``).
     """
     limited_progress = committed_progress.limited_to(now_ms)
     done_ms = min(now_ms, max(last_done_due_ms, limited_progress.done_ms))
@@ -130,8 +130,8 @@ class QueueCheckpoint(NamedTuple):
 
     @property
     def end_and_newest_store_ms(self) -> tuple[int, int]:
-        """The end of the envelopes that were read by this node, or by the node that committed the progress, and their latest
-        store time.
+        """The offset up to which this node, or the node that committed the progress, has read, and the latest store time before
+        this offset.
         """
         return max(self.read_end, self.committed.read_end), self.newest_store_ms
 
@@ -140,7 +140,9 @@ class QueueCheckpoint(NamedTuple):
         return _CHECKPOINT.pack(state, self.read_start, self.read_end, *self.committed, self.newest_store_ms)
 
     def shows_recreation(self, message: ReceivedMessage) -> bool:
-        """Whether a message with an earlier store time was read at this offset before; the topic was then created again."""
+        """Whether the message has an offset that was already read, but a later store time than all messages that were read. If
+        so, the topic was created again.
+        """
         return message.queue_offset < self.read_end and 0 < self.newest_store_ms < message.store_timestamp
 
     def truncated_at(self, offset: int) -> QueueCheckpoint:
@@ -302,10 +304,9 @@ def delivery(
     max_bytes: int = codes.MAX_BODY_BYTES,
     has_envelopes: HasEnvelopes = has_default_name,
 ) -> Delivery:
-    """Return what an envelope delivers. The only error that it raises is ``DecodeError``, for content that cannot or may not be
-    delivered.
+    """Return what an envelope delivers. Raises only ``DecodeError``, for content that cannot or may not be delivered.
 
-    So every bad envelope becomes a dead letter, and does not end a node or a query, or delay other messages.
+    So every bad envelope becomes a dead letter. It does not end a node or a query, and does not delay other messages.
     """
     try:
         envelope = unpack(data)
@@ -326,14 +327,12 @@ def original(
 ) -> Original:
     """The message that an envelope delivers. Raises ``DecodeError`` for envelopes that no producer could have sent.
 
-    ``topics`` are shell patterns of the permitted topics, because anyone who can write envelopes could otherwise make the node
-    write to other topics. System topics, retry topics, dead-letter topics and topics that contain envelopes are never permitted.
+    ``topics`` are shell patterns of the permitted topics. They limit what people can make the node write by writing envelopes.
+    System topics, retry topics, dead-letter topics and topics that contain envelopes are never permitted.
     """
     problem = _topic_refusal(envelope.topic, tuple(topics))
     if problem is None and has_envelopes(envelope.topic):
-        problem = (
-            f"topic {envelope.topic} has the envelopes, and many within each other would be sent one after the other"
-        )
+        problem = f"topic {envelope.topic} contains envelopes, and an envelope must not deliver another envelope"
     if problem is None and not envelope.body:
         problem = "the message in the envelope has no body"
     if problem is None and len(envelope.body) > max_bytes:

@@ -48,15 +48,15 @@ logger = logging.getLogger(__name__)
 NO_PROGRESS = Progress(0, 0, 0)
 # The number of messages in a write, the seconds between two commits, the timeout of a poll, and the pause after a failed commit.
 PAGE, COMMIT_S, POLL_S, RETRY_S = 2000, 0.5, 0.2, 5.0
-# The time and the size after which a turn stops gathering messages. A turn gathers messages because it sends a request to the
-# broker of every queue that has messages.
+# The time and the size after which a turn stops gathering messages. Gathering saves requests, because each turn sends a request
+# for every queue that has messages.
 GATHER_S, GATHER_BYTES = 0.02, 32 << 20
 # Within this time, the previous node of a queue notices that it has lost the queue, and commits its progress.
 HAND_OVER_S = 2.0
 # After JOIN_S without a queue, the node assumes that it will get no queue.
 JOIN_S, PAUSE_S = 30.0, 0.5
-# After it has started a queue, a node sends nothing until it has read the messages that the queue already had, but at most for
-# this time. Some of these messages may cancel other messages.
+# After a node has started a queue, it first reads the messages that the queue already had. Until then, but at most for this time,
+# the node sends nothing. Some of these messages may cancel other messages.
 CATCH_UP_S = 60.0
 # How often a node checks whether queues still have the messages that were read, and how often it checks whether another node has
 # committed the progress of its queues.
@@ -81,10 +81,10 @@ class NodeTools:
 class CommitState:
     """The committed progress of an own queue, as this node knows it.
 
-    ``committed_progress`` is the progress that this node wrote or read last (None if unknown). ``proven_progress`` is the
-    progress that is proved by the commits that this node has read; the node does not store the envelopes that are done by it. The
-    node commits only while ``is_current``, which means that no other node has committed since the last check. ``conflict_count``
-    is the number of consecutive checks with a conflict: another node's progress said that an envelope was done which waits here.
+    ``committed_progress`` is the progress that this node wrote or read last (None if unknown). ``proven_progress`` follows from
+    the commits that this node has read. The node does not store the envelopes that are done by this progress. The node commits
+    only while ``is_current``, which means that no other node has committed since the last check. ``conflict_count`` is the number
+    of consecutive checks with a conflict: by another node's progress, an envelope is done that waits here.
     """
 
     committed_progress: CommittedProgress | None
@@ -163,8 +163,8 @@ class DelayService:
 
     def _run_turn(self) -> None:
         if self._damage_count != self._store.damage_count:
-            # All queues are read again, because the topic still has the records that the store lost. Queues with newer notes than
-            # the damage are also read again.
+            # All queues are read again, because the topic still has the records that the store lost. A queue is also read again
+            # if its note is newer than the damage.
             self._store.add([], {note_name(queue): b"" for queue in checkpoints_of(self._store.notes())})
             self._damage_count = self._store.damage_count
             self._restart(self._checkpoints)
@@ -232,8 +232,8 @@ class DelayService:
             queue: self._queues_to_start.get(queue) for queue in assigned_queues - self._checkpoints.keys()
         }
         self._availability.for_each(self._queues_to_start, self._start)
-        # Do not wait for a broker that does not answer. But wait if the store has records of its queue, because other nodes may
-        # have sent their messages meanwhile.
+        # Do not wait for a queue whose broker does not answer, unless the store has records of the queue: other nodes may have
+        # sent the messages of these records meanwhile.
         queues_to_await = (
             q
             for q in assigned_queues - set(self._checkpoints)
@@ -252,8 +252,9 @@ class DelayService:
             self._revoked_queues[queue] = None
 
     def _check_recreation(self, queues_with_messages: set[MessageQueue]) -> None:
-        """Start queues again if their topic was created again. Checks queues with new messages (``queues_with_messages``), and
-        sometimes all queues. If a queue with new messages cannot be checked, it is also started again.
+        """Start queues again if their topic was created again. Checks the queues with new messages (``queues_with_messages``),
+        and every ``RECREATION_CHECK_S`` seconds all queues. If a queue with new messages cannot be checked, it is also started
+        again.
         """
         unchanged_queues = set()
 
@@ -326,7 +327,7 @@ class DelayService:
             if valid_progress is not None and self._records.has_record(queue, valid_progress.is_done):
                 state.conflict_count += 1
                 logger.warning(
-                    "%s: another node committed that envelopes are done, which still wait and stay here. One of the two nodes "
+                    "%s: another node committed envelopes as done that still wait here; they stay here. One of the two nodes "
                     "was paused", queue,
                 )  # fmt: skip
             else:
@@ -380,7 +381,7 @@ class DelayService:
         checkpoint = self._starting_checkpoint(queue, own_checkpoint, committed, had_other_owner, bounds)
         if checkpoint.read_end < bounds.min_offset:
             logger.warning(
-                "%s begins at %d, and envelopes from %d on are not done: what is not in %s is lost; the topic's retention "
+                "%s begins at %d, and envelopes from %d on are not done: those not in %s are lost; the topic's retention "
                 "must exceed the longest delay", queue, bounds.min_offset, checkpoint.read_end, self._store.path,
             )  # fmt: skip
         try:
@@ -395,10 +396,10 @@ class DelayService:
                 # A queue that is started again after an error does not prolong the wait.
                 self._catch_up_deadline = Deadline.after(CATCH_UP_S)
             self._catch_up_ends[queue] = bounds.max_offset
-        else:  # an earlier end of the queue is no longer valid if the topic was created again with fewer messages
+        else:  # if the topic was created again with fewer messages, the end at an earlier start is obsolete
             self._catch_up_ends.pop(queue, None)
         logger.info(
-            "%s is read from %d on; all before %d are done",
+            "%s is read from %d on; all envelopes before %d are done",
             queue,
             checkpoint.read_end,
             checkpoint.committed.oldest_offset,
@@ -468,7 +469,7 @@ class DelayService:
         return checkpoint._replace(newest_store_ms=newest_store_ms)
 
     def _is_catching_up(self) -> bool:
-        """Whether a queue has not yet been read up to the end offset at its start."""
+        """Whether a queue has unread messages from before it was started; always False after ``CATCH_UP_S`` seconds."""
         ends = {queue: end for queue, end in self._catch_up_ends.items() if queue in self._checkpoints}
         self._catch_up_ends = {queue: end for queue, end in ends.items() if self._checkpoints[queue].read_end < end}
         return bool(self._catch_up_ends) and not self._catch_up_deadline.expired
@@ -581,7 +582,7 @@ class DelayService:
         # The position is stored only after the cancellation. If the process dies in between, the cancellation is read again.
         if cancelled_marks:
             cancelled_count = len(records) - len(records_to_store) + self._store.drop_records(list(cancelled_marks))
-            logger.info("%d of %d messages are cancelled", cancelled_count, len(cancelled_marks))
+            logger.info("%d messages are cancelled; %d cancellations were read", cancelled_count, len(cancelled_marks))
             self._store.add([], notes)
         self._checkpoints = checkpoints
         self.stored_count += len(records_to_store)
@@ -599,7 +600,7 @@ class DelayService:
         for queue, checkpoint in checkpoints.items():
             state = self._commit_states[queue]
             if not state.is_current or state.conflict_count == 1:
-                # The progress that another node committed is kept until the next check, which may find it again.
+                # Do not overwrite another node's progress before the next check, which shows whether a conflict lasts.
                 continue
             oldest_waiting_offset = self._records.oldest_offset(queue)
             oldest_offset = (

@@ -82,7 +82,7 @@ _MAX_ROWS, _MAX_BYTES = 50_000, 64 << 20
 # The share of these limits for messages that are already due when they arrive (timers get the rest), and the share for the timer
 # of one key.
 _ON_ARRIVAL_SHARE, _KEY_SHARE = 1 / 2, 1 / 4
-# The maximum size of the rest of an envelope, besides the body of its message, with a reserve.
+# The maximum size of an envelope without the body of its message, with a reserve.
 _ENVELOPE_BYTES = 64 << 10
 # The number of shards of a second. It is a constant, and not a Spark setting, because a cancellation must find the shard of its
 # message after a restart with other settings.
@@ -157,7 +157,7 @@ def delayed(
 
 
 def _truncated_column(column: str, max_bytes: int) -> Column:
-    """Return the bodies, truncated to the maximum size of the envelope of a message of ``max_bytes`` bytes. A longer body can
+    """Return the bodies, truncated to the maximum size of an envelope whose message has ``max_bytes`` bytes. A longer body can
     only become a dead letter, and a dead letter keeps only the first bytes. Spark truncates the bodies before Python gets them,
     because a few kilobytes may inflate to megabytes.
     """
@@ -197,8 +197,8 @@ class _WaitingEnvelopes(StatefulProcessor):
             StructType([StructField("number", LongType())]),
             StructType([StructField("bodies", BinaryType())]),
         )
-        # The numbers of the portions that exist, and whether repeated and cancelled envelopes were removed, which is done once,
-        # when the timer first fires.
+        # The first and the end number of the portions, and whether repeated and cancelled envelopes were removed. They are
+        # removed once, when the timer first fires.
         ends = [StructField("first", LongType()), StructField("end", LongType()), StructField("clean", BooleanType())]
         self._span_state = handle.getValueState("ends", StructType(ends))
 
@@ -233,8 +233,8 @@ class _WaitingEnvelopes(StatefulProcessor):
         now_ms, at_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
         returned_before = self._returned_rows_and_bytes(now_ms)
         if not self._has_room():
-            # The state of the key is not read here, because reading it would take time for each of any number of keys. The new
-            # time must differ from the time of this timer, because Spark deletes this timer after the call.
+            # The state of the key is not read here: Spark may come here for any number of keys, and each read would take time.
+            # The new time must differ from the time of this timer, because Spark deletes this timer after the call.
             self._handle.registerTimer(at_ms ^ 1)
             return
         if self._legacy_bodies.exists():
@@ -261,8 +261,8 @@ class _WaitingEnvelopes(StatefulProcessor):
         return self._returned_rows, self._returned_bytes
 
     def _has_room(self, share: float = 1.0, returned_before: tuple[int, int] = (0, 0)) -> bool:
-        """Whether this task may return more rows in this micro-batch, because it has returned less than ``share`` of its limits
-        since ``returned_before``.
+        """Whether this task may return more rows in this micro-batch: since ``returned_before``, it has returned less than
+        ``share`` of its limits.
         """
         row_count, byte_count = returned_before
         return (

@@ -29,7 +29,7 @@ from rocketmq_spark.spool.records import (
     record_key,
 )
 
-# The state of a new record in its lane, without a time. The record gets its time when it becomes pending.
+# The state of a new record in its lane. The time is set when the record becomes pending.
 _NEW_STATE = RecordState(0, 0)
 
 
@@ -45,7 +45,7 @@ class AtomicChange:
     """Puts and deletes that are written in one atomic write.
 
     ``added_pending`` are the keys of records that become pending, and ``removed_pending`` the keys of records that are no longer
-    pending. ``last_done_due_ms`` is the latest original due time of the finished records with marks (0 if none).
+    pending. ``last_done_due_ms`` is the latest original due time of the records with marks that this change finishes (0 if none).
     """
 
     def __init__(self, totals: Totals) -> None:
@@ -61,8 +61,8 @@ class AtomicChange:
         return [*self.puts, (TOTALS, self.totals.encode())]
 
     def add(self, record: Record, data: bytes, state: RecordState = _NEW_STATE) -> int:
-        """Add a new record, encoded as ``data``. Returns the sequence of the record. If the record has failed before, its
-        ``state`` is kept in its lane, because it may have to wait behind other records.
+        """Add a new record, encoded as ``data``. Returns the sequence of the record. If the record has a lane and has failed
+        before, its lane keeps ``state`` while the record waits behind other records.
         """
         totals = self.totals
         sequence = totals.next_sequence

@@ -271,7 +271,7 @@ class EntryChecker:
         )
         self.notes_left_out = 0  # the number of notes that are not copied
         self.owner: SpoolOwner | None = None
-        # How much more memory than its entry ``derive`` needs for the last record.
+        # The memory that ``derive`` needs for the last record in addition to the record's entry.
         self.derived_bytes = 0
         self._unreadable_sequences: set[int] = set()
         # The sequences of records that have a pending state. A record may have only one pending state.
@@ -454,7 +454,7 @@ class _Pipe:
                 return _ReaderReport(bool(values["damaged"]), [str(text) for text in warnings])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             raise SpoolError("the process that reads it ended with an unreadable report") from e
-        # The text is a remark of the error, because the owner may have chosen its words.
+        # The reader's text becomes the error's remark, not its message, because the owner of the files may have chosen the words.
         raise SpoolError("its reader reports", remark=f"{error}. {remedy}" if remedy else str(error))
 
     def _read(self, count: int) -> bytes:
@@ -512,7 +512,7 @@ def _temporary_folder(path: Path, deadline: Deadline) -> Iterator[Path]:
     """
     check_temporary_folder()
     owner = os.geteuid()
-    with contextlib.suppress(OSError):  # the spool no longer exists, which the reader reports
+    with contextlib.suppress(OSError):  # if the spool no longer exists, the reader reports it
         owner = folders.owner_uid(path.stat())
     temporary = folders.make_temporary_folder(owner, "rocketmq-spark-reader-")
     try:
@@ -522,8 +522,8 @@ def _temporary_folder(path: Path, deadline: Deadline) -> Iterator[Path]:
 
 
 def _remove_temporary(temporary: folders.TemporaryFolder, deadline: Deadline) -> None:
-    """Remove a temporary folder. If another user owns the folder, a process of this user removes it, because the owner may have
-    put any files into the folder, or another folder in its place. The process is killed at the deadline.
+    """Remove a temporary folder. If another user owns the folder, a process with that user's rights removes it, because that user
+    may have put any files into the folder, or another folder in its place. The process is killed at the deadline.
     """
     if temporary.uid == os.geteuid():
         shutil.rmtree(temporary.path, ignore_errors=True)

@@ -56,12 +56,12 @@ class Damaged(SpoolError):
 
 
 class Database:
-    """A database of keys and values in a folder. The folder is created if it is missing. ``damage`` is RocksDB's message if
-    RocksDB opened the database with losses.
+    """A database of keys and values in a folder. The folder is created if it is missing. ``damage`` describes what was damaged if
+    the database was opened with losses.
 
     A read-only database takes no lock, shows the state at the time of opening, and omits unreadable entries. ``gaps`` are the
-    ranges of keys that scans skipped. If the database is not read-only, or is opened without ``is_tolerant``, damage raises
-    ``Damaged``.
+    ranges of keys that scans skipped. Only a read-only database with ``is_tolerant`` is used in spite of damage; every other
+    database raises ``Damaged``.
     """
 
     def __init__(self, path: Path, read_only: bool = False, is_tolerant: bool = True) -> None:
@@ -197,7 +197,7 @@ class Database:
                 raise not_readable_error(self.path)
             if is_database(self.path) and manifest(self.path) is None:  # RocksDB would delete all files
                 raise Damaged(
-                    f"the spool in {self.path} is damaged: its file CURRENT is gone, or names nothing",
+                    f"the spool in {self.path} is damaged: its file CURRENT is missing, or does not name a manifest",
                     remedy=REPAIR_REMEDY,
                 )
             path = self.path
@@ -368,8 +368,8 @@ def reserve_folder(user: FolderUser) -> None:
 
 
 def _is_used_here(path: Path) -> bool:
-    """Whether this process uses the folder, even if its database is closed now. The other user of the folder may use another path
-    of it: relative, through a link, or of another mount.
+    """Whether this process uses the folder, even if its database is closed now. The folder is also found if it is used under
+    another path: relative, through a link, or of another mount.
     """
     return is_used_by_any(path, FOLDER_USERS) or is_used_by_any(path, _writable_databases())
 
@@ -393,8 +393,8 @@ def _next_readable(iterator: Any, start: bytes, end: bytes) -> bytes | None:
     """Return the first key after ``start`` at which an iterator that found damage can continue. Return None if no key before
     ``end`` is readable.
 
-    Keys are compared as numbers of a fixed width. Steps find a readable key; each step is twice as large as the previous step. A
-    binary search between the last two steps finds the first readable key.
+    Keys are compared as numbers of a fixed width. First, steps of doubling size look for a readable key. Then a binary search
+    between the last two positions finds the first readable key.
     """
     low, last_number, step = _as_number(start), _as_number(end) - 1, 1
     while not _can_read(iterator, _as_key(min(low + step, last_number))):

@@ -81,7 +81,8 @@ def find_header_damage(data: bytes, may_be_torn: bool = True) -> HeaderDamage:
         if not any(header_bytes) and (len(header_bytes) == _HEADER.size or limit == block_end):
             position = block_end  # these zeros end a block, or are left by a power failure
             continue
-        # If a record's length is damaged, the next position has no header.
+        # A wrong length of an earlier record leads to a wrong ``position``, so the earlier records of the block are checked
+        # first.
         damaged_position = next(
             (start for start in record_starts if not _checksum_matches(data, start, *_parse_header(data, start))),
             position,
@@ -171,7 +172,7 @@ SPOOL_PREFIXES = (WORKER_PREFIX, EMPTIED_PREFIX)
 # Disk space that RocksDB needs, because it writes a table from its log when a database is opened, and merges tables while it
 # runs.
 RESERVE_BYTES = 64 << 20
-# For how long, and for how many added bytes, the last query of the free disk space is used.
+# The free disk space is queried again after this time, or after this many added bytes.
 SPACE_CHECK_S, SPACE_CHECK_BYTES = 0.05, 1 << 20
 # Files that a mirror does not copy: RocksDB writes a LOG of its own in the mirror, and needs no LOCK there.
 _NOT_MIRRORED_FILES = ("LOCK", "LOG")
@@ -187,7 +188,7 @@ def damaged_headers(path: Path) -> dict[str, HeaderDamage]:
     that ends within a record is included if another log follows, because the lost writes of the first log would be a gap.
     """
     damage_by_name = {}
-    last_log = None  # no other log may end within a record
+    last_log = None  # only the newest log may end within a record
     for file in filter(None, (manifest(path), *sorted(path.glob(f"*{LOG_SUFFIX}"), key=_log_number, reverse=True))):
         with contextlib.suppress(FileNotFoundError):  # a running process may have deleted the file
             data = folders.read_regular(file)
@@ -266,8 +267,8 @@ DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 class FreeSpace:
     """Checks whether a folder has room: below ``max_bytes``, and with ``RESERVE_BYTES`` left on its disk.
 
-    The disk is queried at most every ``SPACE_CHECK_S`` seconds, or after ``SPACE_CHECK_BYTES``, because a query takes a sixth of
-    the time of an addition. Between two queries, other writers are expected to add less than the reserve.
+    The disk is queried again only after ``SPACE_CHECK_S`` seconds or ``SPACE_CHECK_BYTES`` added bytes, because a query takes a
+    sixth of the time of an addition. Between two queries, other writers are expected to add less than the reserve.
     """
 
     def __init__(self, path: Path, max_bytes: int | None) -> None:
@@ -317,7 +318,7 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents, for this user alone, so that they survive a power failure."""
+    """Create a folder and its parents for this user alone, and flush them, so that they survive a power failure."""
     for folder in folders.make_folders(path):
         sync_folder(folder.parent)
 

@@ -244,7 +244,7 @@ def send_alone(first: Record) -> Callable[[Record], bool]:
 
 
 def lanes_in(db: Database) -> Iterator[bytes]:
-    """All lanes, with one seek per lane, however many records it has."""
+    """Yield all lanes. Takes one seek per lane, however many records the lane has."""
     start = ORDER
     while (entry := next(db.scan(start, area_end(ORDER)), None)) is not None:
         lane = lane_of(entry[0])
@@ -345,8 +345,8 @@ class Marks:
     def removal(
         self, marks: Sequence[tuple[bytes, bytes]], totals: Totals
     ) -> tuple[AtomicChange, Sequence[tuple[bytes, bytes]]]:
-        """Return a change that removes ``marks``, and those of the marks that do not fit into one write. Each mark must belong to
-        another record.
+        """Return a change that removes the first of ``marks``, as many as fit into one write, and return the remaining marks. No
+        two of the marks may belong to the same record.
         """
         self.may_have_changed = True
         change, size = AtomicChange(totals), 0

@@ -37,9 +37,9 @@ def become_owner(path: Path) -> None:
     RocksDB writes to a folder even when it only reads, and follows links there. Therefore only root and the owner may open a
     spool. Anyone who has the permissions may open a spool of root.
 
-    The owner could place links that lead root to other files. Therefore root changes to the owner. This change lasts for the rest
-    of the process, because files of the spool may stay open. After it, the process must not import modules, because the owner may
-    not be able to read Python's files.
+    The owner could place links that lead root to other files. Therefore root takes the rights of the owner. It keeps them for the
+    rest of the process, because files of the spool may stay open. Afterwards, the process must not import modules, because the
+    owner may not be able to read Python's files.
 
     Raises ``SpoolError`` if the spool belongs to another user and this user is not root, if others may change the spool, if it
     has links or special files, if root cannot change to the owner, or if root has already changed to another owner.
@@ -94,7 +94,7 @@ def _check_exposure(path: Path, owner: int) -> None:
     exposure_above = next(exposures_above, None)
     exposures_inside = folders.exposures_in(path, SPOOL_PREFIXES, owner)
     if folders.error_reader_uid() != folders.ROOT and owner == folders.ROOT:
-        # ``path`` itself may be such a volume. This user cannot change its mode, either, so it only causes a warning.
+        # ``path`` itself may be a volume of Kubernetes whose mode this user cannot change, so the mode only causes a warning.
         folders.warn_if_open(path, "whole messages")
         exposures_inside = (exposure for exposure in exposures_inside if exposure.path != path)
     exposure = exposure_above or next(exposures_inside, None)

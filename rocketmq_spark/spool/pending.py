@@ -75,7 +75,7 @@ class PendingIndex:
                 self._inexact_groups.add(group)
         for target, waits, due in added:
             first_due = self._first_due.get(group := group_of(target, waits))
-            self._entries_read_ahead.pop(group, None)  # the running scan of ``due`` does not find this record
+            self._entries_read_ahead.pop(group, None)  # ``due`` must scan anew to find this record
             if first_due is None or due <= first_due:
                 self._inexact_groups.discard(group)
                 if due != first_due:
@@ -117,7 +117,7 @@ class PendingIndex:
                     skipped_entries.append(heapq.heappop(self._heap))
                     continue
                 entry = self._entries_read_ahead.get(group)
-                if entry is None or entry[0] != first_due:  # no scan is open, or it is out of date
+                if entry is None or entry[0] != first_due:  # no scan is open, or the open scan is out of date
                     scans[group] = self._scan(group, first_due)
                     entry = next(scans[group], None)
                     self._inexact_groups.discard(group)
@@ -192,7 +192,7 @@ class PendingIndex:
 
 
 def _group_keys(db: Database) -> Iterator[bytes]:
-    """The first key of each group, with one seek per group, however many records it has."""
+    """Yield the first key of each group. Takes one seek per group, however many records the group has."""
     start = PENDING
     while (entry := next(db.scan(start, area_end(PENDING)), None)) is not None:
         yield entry[0]

@@ -80,8 +80,8 @@ class Due(NamedTuple):
 
 @functools.lru_cache(1024)
 def group_of(target: str, waits: bool) -> bytes:
-    """Return the bytes with which the keys of a group of pending records begin. With ``waits``, it is the group of the target's
-    records that wait for an answer of the target; otherwise it is the group of the target's other records.
+    """Return the bytes with which the keys of a group of pending records begin. ``waits`` chooses between the two groups of
+    ``target``: the records that wait for an answer of the target, or its other records.
     """
     data = target.encode()
     return _TARGET.pack(PENDING, len(data)) + data + (b"\1" if waits else b"\0")
@@ -191,8 +191,8 @@ _REST = struct.Struct(">QHHH")  # time when stored, lengths of kind, target and 
 _LENGTH = struct.Struct(">H")
 MAX_TARGET_BYTES = (1 << 16) - 1
 _STATE = struct.Struct(">BHQH")  # version, tries, time of the state, length of the target
-# The number of tries is not counted beyond this number. A larger number would be an error in a write that also settles other
-# records.
+# Tries are not counted beyond this number, which is the largest that a stored state can hold. Encoding a larger number would
+# raise an error, and the results of other records in the same write would not be stored.
 _MAX_COUNTED_TRIES = 65535
 _TOTALS = struct.Struct(">B7Q")
 NUMBER_LIMIT = 1 << 62  # above all counts and times in a store
@@ -223,8 +223,8 @@ class Record:
 
     @property
     def original_due_ms(self) -> int | None:
-        """The original due time; None if the record has no identity. The record itself has this time, even if the store has lost
-        the due time.
+        """The original due time; None if the record has no identity. The record's own marks contain this time, so it is known
+        even if the store has lost the due time.
         """
         places = (place for space, place in self.marks if space == IDENTITY and len(place) >= _SEQUENCE.size)
         return next(map(due_ms_of_identity, places), None)
@@ -234,16 +234,18 @@ class Record:
         return PendingKey(self.target, bool(self.target) and (failed or not self.marks), due)
 
     def retargeted_key(self, old_key: PendingKey, due: Due, failed: bool) -> PendingKey:
-        """Return the key of this record, which replaces ``old_key`` with another target. A record that did not wait for an answer
-        of the old target does not wait for an answer of the new target, either. An example is a record that was revived before
-        its due time.
+        """Return the key of this record with its new target; it replaces ``old_key``. A record that did not wait for an answer of
+        the old target does not wait for an answer of the new target, either. An example is a record that was revived before its
+        due time.
         """
         waits = old_key.waits if old_key.target else self.pending_key(due, failed).waits
         return PendingKey(self.target, bool(self.target) and waits, due)
 
     @staticmethod
     def pending_key_of_data(data: bytes, due: Due, failed: bool = False) -> PendingKey:
-        """Like ``pending_key``, for an encoded record. Does not verify the checksum, because it may read a million records."""
+        """Like ``pending_key``, for an encoded record. Does not verify the checksum, because a caller may read a million
+        records.
+        """
         try:
             version, _ = _HEAD.unpack_from(data)
             _, kind_bytes, target_bytes, _ = _REST.unpack_from(data, _HEAD.size)

@@ -105,7 +105,7 @@ def complete_folder_in(path: Path, names: Container[str]) -> Path | None:
 
 
 def complete_folder_of(path: Path) -> Path:
-    """Return the folder that has all files of the database, without a change. Raises ``Damaged`` if no folder has all files."""
+    """Return the folder that has all files of the database. Changes nothing. Raises ``Damaged`` if no folder has all files."""
     try:
         names = os.listdir(path)
     except OSError:  # opening the database raises this error
@@ -119,7 +119,9 @@ def complete_folder_of(path: Path) -> Path:
 
 
 def finish_repair(path: Path) -> None:
-    """Complete the repair of a process that died, or remove its files if the old files are still complete."""
+    """If an earlier process died during a repair, complete this repair. If the old files are still complete, only remove the
+    files of the repair.
+    """
     try:
         is_unfinished = any(
             (path / name).exists() for name in (_NEW_FOLDER, COMPLETE_FOLDER, _OLD_FOLDER, _COPY_FOLDER)
@@ -266,17 +268,19 @@ class DeriveResult(NamedTuple):
 
 
 def repair(db: Database, salvage_result: SalvageResult | None = None) -> None:
-    """Repair the records of a store that lost data, and log the result; ``salvage_result`` is that of the database's repair."""
+    """Repair the records of a store that lost data, and log the result; ``salvage_result`` is the result of the database's
+    repair.
+    """
     _log_repair(db, derive(db, salvage_result), None if salvage_result is None else salvage_result.folder)
 
 
 def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveResult:
     """Derive due times, order, marks and totals from the records.
 
-    A record without a due time becomes due at its original due time, or now. A record that is pending for another target keeps
-    its due time and its count of failures. The due times and lane entries of missing records and of dead records are deleted. A
-    record that does not match its checksum becomes a dead letter when it is taken. If records are lost, notes without
-    ``LASTING_PREFIX`` are deleted, because they may be about lost records.
+    A record without a due time becomes due at its original due time, or now. If the stored key of a pending record has another
+    target, the record keeps its due time and its count of failures. The due times and lane entries of missing records and of dead
+    records are deleted. A record that does not match its checksum becomes a dead letter when it is taken. If records are lost,
+    notes without ``LASTING_PREFIX`` are deleted, because they may be about lost records.
     """
     old_totals = _totals_or_empty(db)
     dead_sequences = {sequence_of(key) for key, _ in db.scan(DEAD, area_end(DEAD))}
@@ -434,9 +438,9 @@ def _totals_or_empty(db: Database) -> Totals:
 
 
 def needs_repair(db: Database) -> bool:
-    """Whether a store must be repaired: its entries contradict each other, or its totals are damaged. Totals are also a reason if
-    they are missing although the store has records or pending records. Another reason are totals of an earlier release, which
-    repaired the store and did not find its pending records.
+    """Whether a store must be repaired: its entries contradict each other, its totals are damaged, or its totals are missing
+    although it has records. A store with pending records is also repaired if an earlier release, which does not find these
+    records, wrote the totals.
     """
     data = db.get(TOTALS)
     if data is not None and Totals.decode(data) is None:

@@ -3,8 +3,8 @@
 This module is a driver: it has a thread of a ``Timer``, and gets the clock as an argument. It keeps only the records in flight in
 memory, reads a page at a time, and holds no snapshot. Due times refer to the clock, which users may set. Pauses are measured by
 the timer's clock, which never goes back. While attempts for a target fail, only one record of the target is in flight at a time.
-So an outage uses up few attempts, and the next attempt shows that the broker is back. Each success doubles the number of records
-in flight. Records for other targets do not wait for the failing target (see ``turns``).
+So an outage uses up few attempts, and the next attempt shows that the broker is back. Each success doubles the number of the
+target's records that may be in flight. Records for other targets do not wait for the failing target (see ``turns``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class DeadLetters(NamedTuple):
     Args:
         kind: The kind of dead letters.
         create: Returns the dead letter of a record that is given up; None if the record gets no dead letter. If the record is
-            already a message for the topic of dead letters, it returns the record itself, which then waits for this topic.
+            already a message for the topic of dead letters, ``create`` returns the record itself, which then waits for this
+            topic.
         open: Returns the record and the reason that are in a dead letter.
         describe: Returns a description of the message in a record or dead letter, for the log.
     """
@@ -121,8 +122,8 @@ class Redelivery:
         self._next_key_to_compare = (
             None if target_rules is None or store.has_targets_of(target_rules.fingerprint) else b""
         )
-        # The targets whose records must become due, with the key at which this continues; None to begin at the first record of a
-        # target.
+        # The targets whose records must become due, each with the key at which the next page begins (None: at the target's first
+        # record).
         self._next_keys_to_make_due: dict[str, bytes | None] = {}
         self._in_flight: dict[int, LeasedRecord] = {}
         self._results: dict[int, RecordResult] = {}  # by sequence
@@ -221,7 +222,7 @@ class Redelivery:
             self._schedule_turn(pause_s)
 
     def _run_turn(self) -> float | None:
-        """Returns the seconds until the next turn, or None if an event will start it."""
+        """Returns the seconds until the next turn, or None if an event will start the next turn."""
         try:
             self._settle()
             self._make_records_due()
@@ -241,8 +242,8 @@ class Redelivery:
             return FAILURE_PAUSE_S
 
     def _schedule_turn(self, pause_s: float) -> None:
-        """Schedule a turn in ``pause_s`` seconds, unless an earlier turn is scheduled. If a later turn was scheduled, it stays
-        scheduled, and does nothing.
+        """Schedule a turn in ``pause_s`` seconds, unless an earlier turn is scheduled. A later turn that is already scheduled
+        still takes place.
         """
         at_ms = self._timer.now_ms() + round(1000 * pause_s)
         with self._lock:
@@ -449,7 +450,7 @@ class Redelivery:
                 raise
             if next_key is not None:
                 with self._lock:
-                    # A new answer may have made the target begin again at its first record.
+                    # If the target has answered again meanwhile, the next page begins at its first record.
                     self._next_keys_to_make_due.setdefault(target, next_key)
                 return  # the other steps of the turn wait for this page
 

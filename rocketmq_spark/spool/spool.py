@@ -314,8 +314,8 @@ SEND_POLICY = RedeliveryPolicy({SEND_KIND: send_of})
 
 
 class SendSpool:
-    """Implements ``ports.Spool`` over a ``Store``. Uses a steady clock unless ``clock`` is given. ``close`` closes the
-    store and the resender. If the constructor fails, it closes the store.
+    """Implements ``ports.Spool`` over a ``Store``. Uses a steady clock unless ``clock`` is given. ``close`` closes the store and
+    the resender. If the constructor fails, the store is closed.
     """
 
     def __init__(

@@ -100,8 +100,8 @@ class Store:
         # not be stored.
         self._new_keys: dict[int, PendingKey | None] = {}
         self.totals = Totals()
-        # The latest original due time of the records that were finished since the store was opened. Before a record is finished,
-        # it is the latest time that the store has recorded.
+        # The latest original due time of the records that were finished since the store was opened. Until a record is finished,
+        # this is the latest time that the store has recorded.
         self.last_done_due_ms = 0
         self._owner: SpoolOwner | None = None
         self._has_failed = self._is_damaged = self._is_closed = False
@@ -166,8 +166,8 @@ class Store:
             return count
 
     def drop_records(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
-        """Drop the records that have these marks. Returns the number of dropped records, without leased records. If a dropped
-        record was leased, its later result is ignored. Records with marks have no lane.
+        """Drop the records that have these marks. Returns how many of the dropped records were not leased. If a dropped record
+        was leased, its later result is ignored. Records with marks have no lane.
         """
         return self._drop_records(marks, lambda record, mark: False)
 
@@ -423,8 +423,8 @@ class Store:
             return len(self) - count_before
 
     def set_owner(self, owner: SpoolOwner, force: bool = False, keep_owner: bool = False) -> None:
-        """Set the owner of the records. If the records belong to another owner, ``force`` reassigns them; otherwise this raises
-        ``SpoolError``. With ``keep_owner``, the owner is checked, but the stored owner is not changed.
+        """Set the owner of the records. If the records belong to another owner, raises ``SpoolError``, or with ``force`` assigns
+        the records to ``owner``. With ``keep_owner``, the owner is checked, but the stored owner is not changed.
         """
         with self._opened:
             stored_owner = recovery.read_owner(self._db)
@@ -466,7 +466,7 @@ class Store:
             self._open_files()
             return
         with contextlib.suppress(OSError):  # opening the database raises the error
-            make_folder(self.path)  # after the check, another user could create it
+            make_folder(self.path)  # before the check, because after it another user could create the folder
         check_owner(self.path, self._use)
         self._open_files()
         try:
@@ -569,9 +569,8 @@ class Store:
             return LeasedRecord(pending, RecordState.decode(value), Record.decode(data), len(data))
         except DecodeError as e:
             logger.error("record %d of the spool in %s becomes a dead letter: %s", due.sequence, self.path, e)
-            now_ms = min(
-                now_ms, max(due.due_ms, self.totals.last_ms)
-            )  # an adoption passes a ``now_ms`` in the far future
+            # To take all records, a caller passes a ``now_ms`` in the far future.
+            now_ms = min(now_ms, max(due.due_ms, self.totals.last_ms))
             change = AtomicChange(self.totals)
             change.remove_pending(pending)
             change.add_dead(due.sequence, len(data), RecordState(0, now_ms, f"it cannot be read: {e.message}"))
@@ -621,7 +620,8 @@ class _Opened:
     disk, RocksDB accepts no writes until it is reopened, and may have written more than it reported. A damaged database is
     repaired.
 
-    All calls use one object of this class. A generator would take longer, and every addition enters this context.
+    All calls use one object of this class. A context made from a generator would take longer, and every addition enters this
+    context.
     """
 
     def __init__(self, store: Store) -> None:

@@ -80,7 +80,7 @@ class TargetStates:
                 self._record_answer(target, now_ms)
 
     def record_other_failure(self, target: str) -> None:
-        """Record that another request to the target failed, which was not an attempt to send a record."""
+        """Record a failed request to the target that was not an attempt to send a stored record."""
         self._answered_ms.pop(target, None)
 
     def end_pauses(self, targets: Collection[str]) -> None:
@@ -172,7 +172,7 @@ class Admission:
             self._chosen_targets = sorted(due_targets, key=lambda target: self._windows[target].pause_until_ms)[:slots]
 
     def limited_predicate(self, predicate: BatchPredicate) -> BatchPredicate:
-        """Return ``predicate`` with a limit: if the window of a target has the size 1, its records are sent alone."""
+        """Return ``predicate`` with a limit: the records of a target are sent alone if its window has the size 1."""
 
         def limited_predicate_of(first: Record) -> Callable[[Record], bool]:
             window = self._windows.get(first.target)

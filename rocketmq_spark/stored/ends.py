@@ -73,7 +73,7 @@ class QueueEnds:
         )
 
     def ends_of_broker(self, name: str, queues: Mapping[MessageQueue, int]) -> QueueEnds:
-        """The ends in ``queues``, which are of one broker, with the broker's master."""
+        """The ends in ``queues``, all on the broker ``name``, with the noted master of this broker."""
         return QueueEnds(queues, {name: self.masters[name]})
 
     def ends_of_queues(self, queues: Iterable[MessageQueue]) -> QueueEnds:
@@ -297,7 +297,7 @@ def compared_bytes(ids: pa.Array, scope_bytes: int) -> Bytes:
 
 
 class ScopedHashes:
-    """Collects the compared parts of the ids that begin with ``scope`` (``compared_bytes``)."""
+    """Collects what ``compared_bytes`` returns for the ids that begin with ``scope``."""
 
     def __init__(self, scope: bytes) -> None:
         self._scope = scope
@@ -318,11 +318,10 @@ class ScopedHashes:
         return np.concatenate([np.empty((0, SCOPE_BYTES + ROW_BYTES - len(self._scope)), np.uint8), *self._row_blocks])
 
 
-# The maximum number of ranges with which each task has its own range per queue. With more ranges, all tasks share one range per
-# queue.
+# Up to this number of ranges, each task has its own range per queue. With more ranges, all tasks share one range per queue.
 MAX_TASK_RANGES = 200_000
-# The number of the first task that has no ranges of its own, because a producer that copies the scope of a batch may store ids of
-# any task.
+# All tasks from this number on have one key and one set of ranges. The number is limited, because a producer that copies the
+# scope of a batch could store ids of any number of tasks.
 MAX_TASKS = 100_000
 
 RangeByQueue = dict[MessageQueue, OffsetRange]

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 # have hung, with unprocessed requests in its sockets and threads.
 MAX_GAP_S = 2.0
 _POLL_S = 0.5
-# How many settle times longer a scan waits for a broker that answers but does not settle than for a silent broker.
+# A scan waits this many settle times longer for a broker that answers but does not settle than for a silent broker.
 _UNSETTLED_FACTOR = 3
 
 ReadIds = Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]
@@ -170,7 +170,9 @@ class StoredIdScan:
         return states
 
     def _wait_until_settled(self) -> None:
-        """Wait until every broker has answered for the settle time, and all sends in its queue arrived after this time."""
+        """Wait until every broker has answered for the settle time, and no longer has a send in its queue that arrived during
+        this time.
+        """
         waited_since = self._clock.now()
         while True:
             states = self._fetch_log_states(Deadline.after(self._tools.request_timeout_s))
@@ -213,7 +215,7 @@ class StoredIdScan:
                     raise
                 error = e
                 if first_error is None:
-                    logger.warning("waiting for the brokers to read what is stored: %s", e)
+                    logger.warning("what is stored cannot be read yet, waiting for the brokers: %s", e)
             first_error = error or first_error
             if self._clock.now() >= end_s:
                 raise self._timeout_error(error)
@@ -291,7 +293,8 @@ class _EndsNote(NamedTuple):
 
 class LiveStoredIds(NotedStoredIds):
     """Implements ``StoredIds`` for a producer that sends to any queue. The ends of queues are requested before the first send to
-    a queue, after a minute, and when the broker has another master. One request asks for all queues of a topic on a broker.
+    a queue, and again when they are a minute old, or when the broker has another master. One request asks for all queues of a
+    topic on a broker.
     """
 
     def __init__(self, make_tools: MakeTools, clock: Clock | None = None) -> None:
@@ -335,7 +338,8 @@ class LiveStoredIds(NotedStoredIds):
             and unavailable_note.master == master
             and self._clock.now() - unavailable_note.noted_s < _UNAVAILABLE_S
         ):
-            # Otherwise a request for each further topic would wait for a broker that hangs.
+            # The error of the last request is used, because a request for each further topic would wait for the broker that
+            # hangs.
             return unavailable_note._replace(previous=previous)
         try:
             ends, error = self._request_topic_ends(queue), None

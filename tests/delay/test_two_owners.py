@@ -305,7 +305,7 @@ def test_what_waits_here_is_not_done_because_others_say_so(world: World, caplog:
     world.topic.offsets |= {(group, ONE): number for group, number in zip(GROUPS, others, strict=True)}
     node.turn(ONE)
     assert world.offsets()[0] == 2
-    assert "another node committed that envelopes are done" in caplog.text
+    assert "another node committed envelopes as done" in caplog.text
     node.turn(ONE)
     assert world.offsets()[:2] == before[:2]
     world.topic.offsets |= {(group, ONE): number for group, number in zip(GROUPS, others, strict=True)}

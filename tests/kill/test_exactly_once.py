@@ -125,7 +125,7 @@ def test_dying_freezing_and_absent_brokers_store_each_row_once(
     running.hold.unlink()
     broker_dies(pair, "broker-b")
     script = running.begin()
-    awaited_in(script, "waiting for the brokers to read what is stored")
+    awaited_in(script, "what is stored cannot be read yet, waiting for the brokers")
     pair.restart("broker-b")
     counts = {pipe.name: running.sent(pipe) for pipe in running.pipes}
     running.wait(script, lambda: any(running.sent(p) > counts[p.name] for p in running.pipes), "more rows")

@@ -187,7 +187,9 @@ def test_copy_keeps_lasting_notes_and_damage_makes_owner_unknown(tmp_path: Path)
 def test_spool_that_cannot_be_opened_is_reported_with_remedy(tmp_path: Path) -> None:
     spool_with_everything(tmp_path / "source")
     (tmp_path / "source" / "CURRENT").unlink()
-    with pytest.raises(SpoolError, match=r"was not copied: its reader reports.*CURRENT is gone.*spool repair FOLDER"):
+    with pytest.raises(
+        SpoolError, match=r"was not copied: its reader reports.*CURRENT is missing.*spool repair FOLDER"
+    ):
         copy_spool(tmp_path / "source", tmp_path / "copy", limits())
     assert not (tmp_path / "copy").exists()
 
