@@ -19,6 +19,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from tests.fix_clusters import WITHOUT_TIMERS
 from tests.helpers import killed
+from tests.live.loss.compaction import COMPACTION, post_to_compacted_topic
 from tests.mockbroker import eventually
 from tests.reading import Row, Run, batch_reader, bodies, feed, names, positions, post, read, rows
 from tests.scale import scaled
@@ -119,22 +120,14 @@ def rows_by_task(mq: LocalBroker, topic: str) -> Iterator[list[str]]:
         yield bodies(rows(reader, [partition]))
 
 
-COMPACTION = {
-    "enableCompaction": True,
-    "compactionScheduleInternal": 1000,
-    "compactionMappedFileSize": 20_000,
-    "compactionCqMappedFileSize": 2000,
-}
-
-
 def test_compaction_of_older_messages_is_no_data_loss(make_cluster, lost_lines):
     mq = make_cluster(COMPACTION)
     mq.create_topic("table", 1, attributes={"cleanup.policy": "COMPACTION"})
     count = 600
     made = names(count)
-    post(mq, [Message("table", body.encode(), keys=[str(n % 10)], tags="ab"[n % 2]) for n, body in enumerate(made)])
+    sent = [Message("table", body.encode(), keys=[str(n % 10)], tags="ab"[n % 2]) for n, body in enumerate(made)]
+    post_to_compacted_topic(mq, sent, 10)
     run = Run(mq, subscribe="table", startingOffsets="earliest", compacted=True)
-    eventually(lambda: 0 < len(read(mq, subscribe="table")) < count, 60)
     found = read(mq, subscribe="table")
     assert {row["keys"][0]: row["body"].decode() for row in found} == {str(n % 10): made[n] for n in range(590, 600)}
     assert bodies(read(mq, subscribe="table", tags="a")) == bodies(row for row in found if row["tags"] == "a")

@@ -13,7 +13,7 @@ from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import parse
-from tests.live.loss.test_holes import COMPACTION
+from tests.live.loss.compaction import COMPACTION, post_to_compacted_topic
 from tests.mockbroker import eventually
 from tests.reading import Run, batch_reader, bodies, feed, names, post, read, rows
 
@@ -161,12 +161,11 @@ def test_compacted_messages_are_read_after_their_log_is_gone(forgetful, forget, 
     (table,) = names(1, "table")
     forgetful.create_topic(table, 1, attributes={"cleanup.policy": "COMPACTION"})
     made = names(600)
-    for at in range(0, len(made), 10):
-        post(forgetful, [Message(table, made[n].encode(), keys=[str(n % 10)]) for n in range(at, at + 10)])
+    sent = [Message(table, body.encode(), keys=[str(n % 10)]) for n, body in enumerate(made)]
+    post_to_compacted_topic(forgetful, sent, 10)
     run = Run(forgetful, subscribe=table, startingOffsets="earliest", maxOffsetsPerTrigger=300, compacted=True)
     run.batch()
     assert sum(run.positions.values()) == 300
-    eventually(lambda: len(read(forgetful, subscribe=table)) < 100, 60)
     forget(table, 600)
     found = read(forgetful, subscribe=table)
     assert {row["keys"][0]: row["body"].decode() for row in found} == {str(n % 10): made[n] for n in range(590, 600)}
