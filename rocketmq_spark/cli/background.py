@@ -233,9 +233,9 @@ def _run(answers: IO[str], request: StartRequest) -> None:
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     with _lock(), contextlib.ExitStack() as stack:
         try:
-            mq = stack.enter_context(_servers(request))
+            local_broker = stack.enter_context(_servers(request))
             stack.callback(_state_path().unlink, missing_ok=True)
-            _publish(mq, list(request.conf))
+            _publish(local_broker, list(request.conf))
         except LocalBrokerError as e:
             print(json.dumps({"message": " ".join([e.message, e.remark or ""]), "remedy": e.remedy}), file=answers)
             return
@@ -259,14 +259,14 @@ def _ports(request: StartRequest) -> dict[str, int]:
     return {NAME_SERVER: request.port} if request.port else {}
 
 
-def _publish(mq: LocalBroker, conf: list[str]) -> None:
-    names = [NAME_SERVER, *mq.brokers, *mq.slaves]
+def _publish(local_broker: LocalBroker, conf: list[str]) -> None:
+    names = [NAME_SERVER, *local_broker.brokers, *local_broker.slaves]
     state = RunningBroker(
         pid=os.getpid(),
-        name_server=mq.name_server,
-        data=str(mq.data),
+        name_server=local_broker.name_server,
+        data=str(local_broker.data),
         started_ms=time.time_ns() // 1_000_000,
-        servers={name: (mq.address(name), mq.pid(name) or 0) for name in names},
+        servers={name: (local_broker.address(name), local_broker.pid(name) or 0) for name in names},
         conf=conf,
     )
     folders.replace_file(_state_path(), json.dumps(asdict(state)))

@@ -107,8 +107,8 @@ class UnreachableTargets:
         """Treat every target as failed, because an earlier process may have had failures."""
         self._all_failed_ms = now_ms
 
-    def record_failure(self, target: str, now_ms: int, since_ms: int | None = None) -> None:
-        """Record that a send to ``target`` failed. The send began at ``since_ms``, so answers after ``since_ms`` still count."""
+    def record_failure(self, target: str, now_ms: int, sent_ms: int | None = None) -> None:
+        """Record that a send to ``target`` failed. The send began at ``sent_ms``, so answers after ``sent_ms`` still count."""
         outage = self._outages.get(target)
         if outage is None or now_ms - outage.failed_ms >= FAILURE_MEMORY_MS:
             self._outages[target] = _Outage(now_ms, now_ms)
@@ -117,7 +117,7 @@ class UnreachableTargets:
             step = RETRY_PAUSES_S[min(outage.early_retries, len(RETRY_PAUSES_S)) - 1]
             outage.not_before_ms, outage.retries_early = now_ms + 1000 * step, False
         outage.failed_ms = now_ms
-        if outage.answered_ms is not None and (since_ms is None or outage.answered_ms < since_ms):
+        if outage.answered_ms is not None and (sent_ms is None or outage.answered_ms < sent_ms):
             outage.answered_ms = None
 
     def record_answers(self, targets: Iterable[str], now_ms: int) -> set[str]:

@@ -67,12 +67,12 @@ class TargetRules(NamedTuple):
 
 
 class RecordResult(NamedTuple):
-    """The result of a record that was in flight since ``since_ms``. With a ``target``, the record was not sent, because its
+    """The result of a record that was in flight since ``in_flight_since_ms``. With a ``target``, the record was not sent, because its
     stored target differs from ``target``, the target of its send.
     """
 
     leased: LeasedRecord
-    since_ms: int
+    in_flight_since_ms: int
     resent: Resent
     target: str | None = None
 
@@ -319,12 +319,14 @@ class Redelivery:
         if target is not None:
             on_result(Resent(), target)
 
-    def _on_result(self, leased: LeasedRecord, since_ms: int, resent: Resent, target: str | None = None) -> None:
+    def _on_result(
+        self, leased: LeasedRecord, in_flight_since_ms: int, resent: Resent, target: str | None = None
+    ) -> None:
         with self._lock:
             sequence = leased.due.sequence
             if self._in_flight.get(sequence) is not leased or sequence in self._results:
                 return  # the handler has already reported a result
-            self._results[sequence] = RecordResult(leased, since_ms, resent, target)
+            self._results[sequence] = RecordResult(leased, in_flight_since_ms, resent, target)
             self._changed.notify_all()
         self.wake(self._gather_s)
 
@@ -426,7 +428,7 @@ class Redelivery:
         elif resent.is_temporary:
             self._target_states.record_failure(target, now_ms, target not in uncounted_targets)
             uncounted_targets.add(target)
-            self._unreachable_targets.record_failure(target, now_ms, result.since_ms)
+            self._unreachable_targets.record_failure(target, now_ms, result.in_flight_since_ms)
         else:
             self._target_states.record_answers([target], now_ms)
 

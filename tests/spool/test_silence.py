@@ -46,7 +46,7 @@ def test_answer_too_early_for_next_retry_counts_at_due_time() -> None:
     silences = UnreachableTargets()
     silences.record_failure("a", 0)
     silences.record_answers(["a"], 0)
-    silences.record_failure("a", 100, since_ms=50)
+    silences.record_failure("a", 100, sent_ms=50)
     assert (silences.next_early_retry_ms(), silences.start_early_retries(10_000)) == (None, set())
     assert silences.record_answers(["a"], 200) == set()
     assert silences.next_early_retry_ms() == 3100
@@ -58,11 +58,11 @@ def test_answer_too_early_for_next_retry_counts_at_due_time() -> None:
 
 
 def test_an_answer_counts_until_what_was_tried_after_it_fails() -> None:
-    for since_ms, called in ((10, {"a"}), (11, set())):
+    for sent_ms, called in ((10, {"a"}), (11, set())):
         silences = UnreachableTargets()
         silences.record_failure("a", 0)
         silences.record_answers(["a"], 10)
-        silences.record_failure("a", 100, since_ms)
+        silences.record_failure("a", 100, sent_ms)
         assert silences.start_early_retries(3100) == called
     silences = UnreachableTargets()
     silences.record_failure("a", 0)

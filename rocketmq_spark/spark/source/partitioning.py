@@ -174,10 +174,10 @@ def _allocate_partitions(
     config = _strategy_config(partitioning, consumers)
     queues_by_consumer: dict[str, list[MessageQueue]] = {consumer: [] for consumer in consumers}
     for _, topic_queues in groupby(sorted(queues), key=lambda queue: queue.topic):
-        for consumer, queues_of_topic in allocate_all(
+        for consumer, allocated_queues in allocate_all(
             partitioning.allocation_strategy, list(topic_queues), consumers, **config
         ).items():
-            queues_by_consumer[consumer] += queues_of_topic
+            queues_by_consumer[consumer] += allocated_queues
     return [queues_by_consumer[consumer] for consumer in consumers]
 
 
