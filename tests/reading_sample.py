@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[1] / "rocketmq_spark"
+SENTENCE_KINDS = ("docstring", "comment", "log line", "error")
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, *_FUNCTIONS)
@@ -48,9 +49,9 @@ def _is_chosen(name: str) -> bool:
     return name not in ("self", "cls", "_") and not name.startswith("__")
 
 
-def _around(lines: Sequence[str], line: int) -> tuple[str, ...]:
-    """The line with the one before it and the one after it."""
-    numbers = range(max(line - 1, 1), min(line + 1, len(lines)) + 1)
+def _around(lines: Sequence[str], line: int, count: int = 1) -> tuple[str, ...]:
+    """The line with ``count`` lines before it and after it. A name is judged where it is defined, a sentence where it stands."""
+    numbers = range(max(line - count, 1), min(line + count, len(lines)) + 1)
     return tuple(f"{'>' if number == line else ' '} {number:>4} | {lines[number - 1]}" for number in numbers)
 
 
@@ -77,7 +78,9 @@ def sentences(source: str) -> list[Entry]:
     """Return the sentences of docstrings, comments, log lines and errors, in the order of their lines."""
     tree = ast.parse(source)
     texts = [*_docstrings(tree), *_comments(source), *_messages(tree)]
-    return sorted({entry for text in texts for entry in _cut(*text)}, key=lambda entry: (entry.line, entry.text))
+    lines = source.splitlines()
+    entries = {entry._replace(around=_around(lines, entry.line, 3)) for text in texts for entry in _cut(*text)}
+    return sorted(entries, key=lambda entry: (entry.line, entry.text))
 
 
 def _cut(kind: str, text: str, line: int) -> Iterator[Entry]:
@@ -179,7 +182,7 @@ def page(title: str, rooms: Mapping[str, Sequence[Entry]]) -> str:
         lines += [f"### {room} ({len(entries)})", ""]
         for entry in entries:
             number += 1
-            quoted = f"`{entry.text}`" if entry.around else entry.text
+            quoted = entry.text if entry.kind in SENTENCE_KINDS else f"`{entry.text}`"
             lines += [f"[ ] {number}. {entry.kind}, {entry.path}:{entry.line}: {quoted}", *entry.around, ""]
     return "\n".join(lines)
 

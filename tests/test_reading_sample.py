@@ -56,6 +56,12 @@ def test_sentences_of_all_kinds_are_found_with_their_lines():
     ]  # fmt: skip
 
 
+def test_a_sentence_has_the_lines_around_it():
+    assert [line[:9] for line in sentences(SOURCE)[-1].around] == [
+        "    16 | ", "    17 | ", "    18 | ", ">   19 | ",
+    ]  # fmt: skip
+
+
 def test_a_sentence_on_a_later_line_has_that_line():
     assert [(entry.text, entry.line) for entry in sentences('"""One of them is.\n\n    Two of them are."""')] == [
         ("One of them is.", 1), ("Two of them are.", 3),

@@ -67,8 +67,8 @@ class TargetRules(NamedTuple):
 
 
 class RecordResult(NamedTuple):
-    """The result of a record that was in flight since ``in_flight_since_ms``. With a ``target``, the record was not sent, because its
-    stored target differs from ``target``, the target of its send.
+    """The result of a record that was in flight since ``in_flight_since_ms``. With a ``target``, the record was not sent, because
+    its stored target differs from ``target``, the target of its send.
     """
 
     leased: LeasedRecord
