@@ -148,6 +148,7 @@ class Brokers:
 
     def __init__(self, younger, stored=(), silent=()):
         self.younger, self.stored, self.silent, self.asked = younger, dict(stored), silent, []
+        self.newest, self.asked_bounds = {}, []
         self.connections = Counter()
 
     def connection(self, broker_name):
@@ -159,6 +160,10 @@ class Brokers:
             if queue.broker_name in self.silent:
                 on_error(CallTimeout("no answer"), queue)
         return {queue: self.younger[queue] for queue in times_ms if queue.broker_name not in self.silent}
+
+    def bounds(self, queues, deadline, on_error):
+        self.asked_bounds.append(list(queues))
+        return {queue: self.newest.get(queue, QueueBounds(0, 30, MARK)) for queue in queues}
 
     def store_time_ms(self, group, queue, offset, deadline):
         if "pull" in self.silent:
@@ -455,6 +460,30 @@ def test_a_mark_of_a_backlog_is_no_older_than_what_was_read():
         assert looked(brokers, Offsets({B: 10}, newest_store_ms=marks), later).recreated_queues == []
 
 
+@pytest.mark.parametrize(
+    ("newest_ms", "marks"),
+    [
+        (MARK, {B: MARK + 5}),  # the clock was put back
+        (MARK + 5, {}),  # another topic's message is there since the poll
+        (MARK + 6, {}),
+    ],
+)
+def test_mark_of_a_topic_created_again_after_the_poll_is_not_used(newest_ms, marks):
+    """With its mark, nothing would show that the messages before the batch are another topic's."""
+    read, bounds = Offsets({B: 10}), {B: QueueBounds(0, 30, MARK)}
+    brokers = Brokers({}, {(B, 9): MARK + 5})
+    brokers.newest = {B: QueueBounds(0, 30, newest_ms)}
+    assert watching(brokers).newest_store_ms(read, bounds, Deadline.after(1)) == marks
+    assert brokers.asked_bounds == [[B]]
+
+
+def test_only_a_mark_newer_than_the_queue_is_checked():
+    read, brokers = Offsets({A: 10, B: 10}), Brokers({}, {(A, 9): MARK - 5, (B, 9): 77})
+    bounds = {A: QueueBounds(0, 30, MARK), B: QueueBounds(0, 30, 0)}  # a Proxy tells no times
+    assert watching(brokers).newest_store_ms(read, bounds, Deadline.after(1)) == {A: MARK, B: 77}
+    assert brokers.asked_bounds == []
+
+
 # --- against a model
 
 
@@ -471,7 +500,7 @@ class Model(RuleBasedStateMachine):
     @initialize(proxied=st.booleans())
     def start(self, proxied):
         self.proxied = proxied
-        self.now = count(1)
+        self.now = count(1_000_000)
         self.times = {queue: [] for queue in QUEUES}
         self.first = dict.fromkeys(QUEUES, 0)
         self.last = dict.fromkeys(QUEUES)
@@ -500,7 +529,7 @@ class Model(RuleBasedStateMachine):
         for topic in "tu":
             for broker in brokers:
                 self.reach(broker)
-                bounds |= {queue: self.bounds(queue) for queue in QUEUES if queue[:2] == (topic, broker)}
+                bounds |= self.bounds([queue for queue in QUEUES if queue[:2] == (topic, broker)])
             during()
         return bounds, dict(zip(brokers, zip(before, map(self.connection, brokers), strict=True), strict=True))
 
@@ -567,8 +596,10 @@ class Model(RuleBasedStateMachine):
         away=st.sets(st.sampled_from("ab"), max_size=1),
         silent=st.sets(st.sampled_from("ab"), max_size=1),
         waits=st.booleans(),
+        made_again=st.tuples(st.sampled_from("tu"), st.sampled_from("ab")) | st.none(),
     )
-    def plan(self, limit, away, silent, waits):
+    def plan(self, limit, away, silent, waits, made_again):
+        """``made_again``: a topic and a broker of which another topic has all offsets when store times are asked for."""
         self.silent = silent
         begin, soon = self.offsets, Deadline.after(9)
         bounds, connections = self.polled(away)
@@ -592,9 +623,11 @@ class Model(RuleBasedStateMachine):
         ends = {queue: of.max_offset for queue, of in bounds.items()}
         end = planning.next_end(planning.raised_to_min_offsets(after, bounds), ends, restarted, limit)
         self.offsets = Offsets(end.positions, newest_store_ms=planning.newest_store_ms(end.positions, after, bounds))
+        self.last.update({queue: self.before(queue) for queue in bounds})
+        if made_again and not self.proxied:  # bounds of a Proxy show nothing
+            self.make_again(*made_again, None)
         asked = self.watch.newest_store_ms(self.offsets, bounds, soon)
         self.offsets = Offsets(end.positions, newest_store_ms={**self.offsets.newest_store_ms, **asked})
-        self.last.update({queue: self.before(queue) for queue in bounds})
 
     def check(self, told, bounds):
         positions, marks = self.offsets.positions, self.offsets.newest_store_ms
@@ -610,7 +643,10 @@ class Model(RuleBasedStateMachine):
         position = self.offsets.positions[queue]
         return self.times[queue][position - 1] if 0 < position <= len(self.times[queue]) else None
 
-    def bounds(self, queue):
+    def bounds(self, queues, *how):
+        return {queue: self.bounds_of(queue) for queue in queues}
+
+    def bounds_of(self, queue):
         times, first = self.times[queue], self.first[queue]
         newest = (times[-1] if len(times) > first else -1) if times else 0
         return QueueBounds(first, len(times), 0 if self.proxied else newest)

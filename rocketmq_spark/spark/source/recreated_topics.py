@@ -21,7 +21,7 @@ from operator import itemgetter, ne
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline, epoch_ms
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import RocketMQError, TopicNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets
@@ -36,6 +36,9 @@ Connections = Mapping[str, tuple[object, object]]
 # hours. A broker with a full disk deletes messages sooner, but a new topic would have to reach exactly the minimum offset of the
 # old topic.
 _MAX_CHECK_AGE_MS = 60_000
+# The minimum age of messages that retention has deleted. A topic that was created again after a poll is not that old when the poll
+# is planned from.
+_MIN_EXPIRED_AGE_MS = 60_000
 # The time that the client itself needs for a request about one queue on a slow machine. 100,000 requests take longer than the
 # timeout.
 CLIENT_OVERHEAD_S = 0.0001
@@ -235,6 +238,34 @@ def _has_unchanged_queue(bounds: Bounds, bounds_before: Bounds, queues: Iterable
     return False
 
 
+def _queues_recreated_since_poll(
+    offset_reader: OffsetReader, store_times_ms: Mapping[MessageQueue, int], bounds: Bounds, deadline: Deadline
+) -> set[MessageQueue]:
+    """Return the queues that were recreated since the broker reported ``bounds``. ``store_times_ms`` are the store times of
+    messages that are not the newest message of their queue.
+
+    Such a message is newer than the newest message of ``bounds`` only if the queue was recreated, or if the clock of the broker
+    was set back. If the clock was set back, the newest message of the queue is still older. If a broker does not answer whether
+    it is, its error is raised.
+    """
+    newer_queues = [
+        queue for queue, store_time_ms in store_times_ms.items() if 0 < bounds[queue].last_update_ms < store_time_ms
+    ]
+    if not newer_queues:
+        return set()
+
+    def note_error(error: RocketMQError, queue: MessageQueue) -> None:
+        if not isinstance(error, TopicNotFound):
+            raise error
+
+    current_bounds = offset_reader.bounds(newer_queues, deadline, note_error)
+    return {
+        queue
+        for queue in newer_queues
+        if queue not in current_bounds or current_bounds[queue].last_update_ms >= store_times_ms[queue]
+    }
+
+
 class RecreationWatch:
     """Finds recreated queues in each plan of a run. ``get_offset_reader`` returns the port, ``now_ms`` the driver's time."""
 
@@ -347,15 +378,15 @@ class RecreationWatch:
 
     def newest_store_ms(self, offsets: Offsets, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
         """Return the newest store times that the bounds do not show, for the queues of ``queues_needing_store_time`` and
-        ``expired_queues``. A queue is omitted if its broker does not answer. A queue is also omitted if the client connected to
-        the broker again after the broker reported ``bounds``, because the broker may have restarted with another message at the
-        offset.
+        ``expired_queues``. A queue is omitted if its broker does not answer. A queue is also omitted if there may be another
+        message at the offset than when the broker reported ``bounds``: if the client connected to the broker again, because the
+        broker may have restarted, or if the topic may have been created again.
         """
         last_read_offsets = {
             queue: offsets.positions[queue] - 1 for queue in queues_needing_store_time(offsets, bounds)
         }
         deadline = with_client_overhead(deadline, len(last_read_offsets))
-        newest_ms = dict.fromkeys(expired_queues(offsets, bounds), self._now_ms())
+        newest_ms = dict.fromkeys(expired_queues(offsets, bounds), self._now_ms() - _MIN_EXPIRED_AGE_MS)
         if not last_read_offsets:
             return newest_ms
         offset_reader = self._get_offset_reader()
@@ -365,10 +396,11 @@ class RecreationWatch:
             for name in {*map(broker_name_of, store_times_ms)}
             if name in self._connections and offset_reader.connection(name) != self._connections[name][1]
         }
+        recreated_queues = _queues_recreated_since_poll(offset_reader, store_times_ms, bounds, deadline)
         return newest_ms | {
             queue: max(store_time_ms, bounds[queue].last_update_ms)
             for queue, store_time_ms in store_times_ms.items()
-            if queue.broker_name not in restarted_brokers
+            if queue.broker_name not in restarted_brokers and queue not in recreated_queues
         }
 
     def _queues_with_newer_message(
