@@ -111,8 +111,8 @@ class Sender(Protocol):
         is 0, no heartbeat is sent.
 
         With ``check``, heartbeats go to all brokers of the cluster, which call ``check`` for undecided half messages. Returns
-        a function that leaves the group. If this client has no other member of the group, the group is then unregistered.
-        Failures of single brokers are logged.
+        a function that leaves the group. If this client has no other member of the group, the function also unregisters the
+        group, now or later. Failures of single brokers are logged.
         """
 
     def refresh_routes(self, deadline: Deadline) -> None:

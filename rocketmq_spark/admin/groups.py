@@ -68,7 +68,7 @@ def require_masters(tools: AdminTools) -> None:
     """
     try:
         masters_of(tools.admin.cluster())
-    except NotSupported:  # a Proxy needs no check: for a broker whose master it does not reach, it returns an error
+    except NotSupported:  # a Proxy needs no check: if it does not reach a broker's master, requests for the broker fail
         return
 
 

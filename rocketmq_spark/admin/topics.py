@@ -203,8 +203,8 @@ def _new_attributes(
     """Return by broker the attributes of the change that differ from the current ones. A broker rejects an immutable attribute,
     even with the same value.
 
-    Raises ``NotSupported`` for a broker before 5.0. Such a broker has no attributes, and immediately resets the order to the
-    configuration of the name servers.
+    Raises ``NotSupported`` if the change has attributes or an order, and a broker is older than 5.0. Such a broker has no
+    attributes, and immediately resets the order to the configuration of the name servers.
     """
     if not change.attributes and change.order is None:
         return {name: {} for name in existing_queues}

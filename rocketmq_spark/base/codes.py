@@ -12,7 +12,7 @@ from collections.abc import Mapping
 # The version that this client reports, and to which servers adapt: 513 is 5.5.0. From 401 on, name servers write routes as
 # standard JSON. Above 475, a server that shuts down answers GO_AWAY before it closes connections.
 VERSION = 513
-FIRST_VERSION_WITH_TIMERS = 412  # 5.0.0; older brokers take timer properties for user properties, and delay nothing
+FIRST_VERSION_WITH_TIMERS = 412  # 5.0.0; older brokers take timer properties for user properties, and ignore the delay
 FIRST_VERSION_WITH_SEARCH_BOUNDARY = 440  # 5.1.4; older brokers answer a search by time with the nearest message
 FIRST_VERSION_WITH_ATTRIBUTES = FIRST_VERSION_WITH_TIMERS  # older brokers ignore attributes of topics
 # 5.3.2; a broker of 5.3.0 or 5.3.1 reports success, but does not change the user.

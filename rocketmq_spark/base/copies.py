@@ -1,5 +1,5 @@
 """Coalesces checks of half messages: while the user's function decides about a message, further checks of the message wait for
-the same decision.
+the result, and do not call the function again.
 
 A broker repeats its check, and a send that was retried may have stored several copies of a half message.
 """

@@ -1,4 +1,4 @@
-"""The controlling terminal of a process. The process can open its terminal as ``/dev/tty``, whatever owner and mode it has.
+"""The controlling terminal of a process. The process can open it as ``/dev/tty``, whatever owner and mode the terminal has.
 
 A process that takes the rights of another user gives up its terminal. If the process kept the terminal, the other user could
 make links to ``/dev/tty``, through which the process would write to the terminal. Open files, such as the standard output, stay

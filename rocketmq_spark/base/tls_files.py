@@ -71,7 +71,7 @@ class ReloadedValue(Generic[T]):
             raise
 
     def _may_use_stale(self, error: Exception) -> bool:
-        stale_deadline = self._stale_deadline  # a copy, because another thread may load the files, and reset this
+        stale_deadline = self._stale_deadline  # copied, because another thread may reset the attribute to None
         if stale_deadline is None:
             stale_deadline = self._stale_deadline = Deadline.after(MAX_STALE_S)
             text = "the TLS files %s cannot be read any more: %s. New connections fail if that lasts longer than %d minutes"

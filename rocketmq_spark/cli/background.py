@@ -218,7 +218,7 @@ def _is_locked() -> bool:
     try:
         with open(folders.open_private(_path("lock"), os.O_RDONLY)) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, PermissionError):  # no lock, or a cache of root: this user has no local broker
+    except (FileNotFoundError, PermissionError):  # no lock file, or a cache of root: this user has no local broker
         return False
     except BlockingIOError:
         return True

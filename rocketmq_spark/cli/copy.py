@@ -395,8 +395,8 @@ def _remapping_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueu
     )
     return (
         "Releases up to 0.1.0 chose the queues of copies by the order of the source's queues. If such a release copied for "
-        f"group {group}, and the topics still have the same queues, new copies go to other queues than earlier copies (except "
-        f"messages with a sharding key): {changes_text}"
+        f"group {group}, and the topics still have the same queues, new copies of these queues go to other queues than earlier "
+        f"copies (except messages with a sharding key): {changes_text}"
     )
 
 

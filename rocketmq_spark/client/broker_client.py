@@ -131,8 +131,8 @@ class BrokerClient:
         return _answer_or_error(answer, command, address, (Response.SUCCESS,))
 
     def remove_unrouted_entries(self, table: dict[tuple[str, str], T]) -> None:
-        """Remove an entry of ``table`` if no cached route has its broker and topic. The keys of ``table`` are pairs of broker
-        and topic.
+        """Remove the entries of ``table`` whose broker and topic are in no cached route. The keys of ``table`` are pairs of
+        broker and topic.
         """
         routed_topics = self._routes.cached_topic_brokers()
         for key in [key for key in list(table) if key[::-1] not in routed_topics]:

@@ -1,4 +1,4 @@
-"""Decodes the requests that brokers send to group members to values of ``model/membership``, and encodes the answers."""
+"""Decodes the requests that brokers send to group members into values of ``model/membership``, and encodes the answers."""
 
 from __future__ import annotations
 

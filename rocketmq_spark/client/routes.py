@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 ROUTE_AGE_S = 30.0
 # Brokers register every 30 s by default (``registerNameServerPeriod``), and at least every 60 s. A broker that no name server
-# lists for ``UNLISTED_S`` has left the cluster. ``UNLISTED_S`` is shorter than the default of ``sendTimeout``, so that a broker
-# that hangs has left before the write times out.
+# lists for ``UNLISTED_S`` has left the cluster. ``UNLISTED_S`` is shorter than the sink's default of ``sendTimeout``, so that a
+# broker that hangs has left before the write times out.
 UNLISTED_S = 90.0
 
 _SILENT_SERVERS_REMEDY = "Start the name servers that do not answer, or remove them from option 'nameServer'"

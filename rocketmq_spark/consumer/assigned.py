@@ -405,7 +405,7 @@ class AssignedQueues:
             self.on_released_queue_reset(request.queue, offset)
 
     def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
-        """Mark these queues as no longer read ahead, so that their pulls are due. They are not read ahead before
+        """Mark these queues as no longer read ahead, so that their pulls are due. The queues are not read ahead again before
         ``cooldown_until``.
         """
         for request in requests:

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 _IDLE_CHECK_INTERVAL_S = 0.01
 _CLOSED_CHECK_INTERVAL_S = 1.0
-# A run sends back the late messages of one call after the other, and stops when it has sent back at least this many messages.
+# A run sends back late messages call by call, and stops when it has sent back at least this many messages.
 MAX_LATE_MESSAGES_PER_RUN = 16
 DELAY_LEVEL = 3
 

@@ -285,7 +285,7 @@ def _add_count(counts: defaultdict[str, Counter[Hashable]], key: tuple[str, Hash
         del counts[topic]
 
 
-# The invisible time, and the interval at which it is extended. A message stays invisible even if two extensions in a row fail.
+# The invisible time, and the interval at which it is extended. A message stays invisible even if one extension fails.
 INVISIBLE_S, RENEW_INTERVAL_S = 30.0, 10.0
 # Several threads extend the invisible time of the messages of one broker, and each thread has at least 32 messages. With a
 # single thread and a slow Proxy, the invisible time of the last messages would end before their requests are sent.

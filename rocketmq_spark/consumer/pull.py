@@ -452,7 +452,7 @@ def checked_timeout(timeout_s: object) -> float:
 
 
 def _check_queue(queue: object) -> MessageQueue:
-    if not isinstance(queue, MessageQueue):  # if one queue was passed in place of a list, these are its fields
+    if not isinstance(queue, MessageQueue):  # if one queue was passed in place of a list, ``queue`` is a field of it
         raise argument_error("a queue", queue, "a MessageQueue, such as queues() returns")
     return queue
 

@@ -225,8 +225,8 @@ class Rebalancing:
         return self._environment_queues(self._port.queues(topic, deadline))
 
     def _answer_or_none(self, topic: str, subject: str, request: Callable[[], T]) -> T | None:
-        """Return the answer to a request; None if the request fails. A failure is logged as a warning only if it is the second
-        or a later failure in a row, or if access was denied.
+        """Return the answer to a request; None if the request fails. A failure is logged as a warning if it is the second or a
+        later failure in a row, or if a retry would not help, as after denied access.
         """
         try:
             answer = request()

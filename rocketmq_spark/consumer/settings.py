@@ -1,8 +1,7 @@
 """The settings and subscriptions of consumers: ``Consumer`` (over remoting or by POP) and ``PullConsumer``.
 
-Names and defaults are those of ``DefaultMQPushConsumer`` and ``DefaultLitePullConsumer``. If one differs, a comment gives the
-reason.
-Heartbeats, pulls and rebalances read the same ``Subscriptions``.
+Names and defaults are those of ``DefaultMQPushConsumer`` and ``DefaultLitePullConsumer``. If a name or a default differs, a
+comment gives the reason. Heartbeats, pulls and rebalances read the same ``Subscriptions``.
 """
 
 from __future__ import annotations

@@ -201,8 +201,8 @@ def checkpoints_of(notes: Mapping[bytes, bytes], doubtful: bool = False) -> dict
 def resumed_checkpoint(
     checkpoint: QueueCheckpoint | None, committed: Progress | None, min_offset: int
 ) -> QueueCheckpoint:
-    """Return the checkpoint at which a node starts a newly assigned queue. If the node's store has the oldest envelope that is
-    not done and all later envelopes, return the node's own checkpoint. Otherwise return a checkpoint at the oldest envelope
+    """Return the checkpoint at which a node starts a newly assigned queue. If the oldest envelope that is not done is in the
+    range that the node's store covers, return the node's own checkpoint. Otherwise return a checkpoint at the oldest envelope
     that is not done. After an interrupted hand-over, the store may lack envelopes.
 
     ``committed`` is the progress of the queue's last node, ``min_offset`` is the first offset that the broker keeps.

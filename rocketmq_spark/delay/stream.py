@@ -338,7 +338,8 @@ def _check_requirements(messages: DataFrame) -> None:
         )
     if (provider := messages.sparkSession.conf.get(_PROVIDER_SETTING, None)) != _ROCKSDB_PROVIDER:
         problems.append(
-            f"{_PROVIDER_SETTING} is {provider}; expected {_ROCKSDB_PROVIDER}: set it by spark.conf.set before the query starts"
+            f"{_PROVIDER_SETTING} is {provider}; expected {_ROCKSDB_PROVIDER}: set it with spark.conf.set "
+            "before the query starts"
         )
     if problem := protobuf_problem():
         problems.append(problem)

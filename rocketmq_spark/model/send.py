@@ -124,8 +124,8 @@ _MAX_ID_CHARACTERS = 64
 class HalfPlace(NamedTuple):
     """Identifies a half message for its broker: by the position over remoting, and by the ids through a Proxy.
 
-    ``half_offset`` is an offset of the internal topic, ``commit_log_offset`` a position in bytes. Both are None through a
-    Proxy. ``digest`` is the message's ``content_digest``.
+    ``half_offset`` is an offset of the internal topic. ``commit_log_offset`` is a position in bytes; None through a Proxy.
+    ``digest`` is the message's ``content_digest``.
     """
 
     topic: str

@@ -238,7 +238,7 @@ def instance_of(servers: Sequence[str]) -> str | None:
     return match[1] if match is not None and "_" in match[2][1:-1] else None
 
 
-# The value of option 'addressMap' with which the client connects to a name server instead of the addresses that it reports.
+# With this value of option 'addressMap', the client connects to the name server that reported an address, not to the address.
 AT_NAME_SERVER = "nameServer"
 
 

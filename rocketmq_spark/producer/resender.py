@@ -344,7 +344,7 @@ def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledS
 
 def _without_past_delay(send: SpooledSend, now_ms: int) -> SpooledSend | None:
     """Return the send without its delay; None if the delay has not passed. The caller removes the delay only after a broker
-    without timers has rejected the message. A Proxy would reject a message without a delay for a topic of delayed messages.
+    without timers has rejected the message, because a Proxy rejects a message without a delay for a topic of delayed messages.
     """
     properties = decode_properties(send.request.properties)
     due_ms = timer_due_ms(properties, send.request.born_timestamp_ms)

@@ -348,8 +348,8 @@ class Destinations:
             return ()
 
     def resolve(self, message: Message, how: How, deadline: Deadline) -> How:
-        """The destination of ``message``: a queue, any queue, or a selector with its argument. The selector chooses the queue
-        later, when there is a route.
+        """The destination of ``message``: a queue, any queue, or a selector with its argument. The result has a selector only
+        if the spool must send the message; the selector then chooses the queue when the spool sends the message.
         """
         queue, selector = how.queue, how.selector
         if queue is not None and selector is not None:

@@ -235,8 +235,8 @@ def _address_map(options: Options) -> tuple[tuple[tuple[str, str], ...], bool]:
 
 def _undelivered_policy(options: Options) -> UndeliveredPolicy:
     """Return the policy that limits how long a request may be in the network. A scan of stored ids waits longer than this limit
-    before it begins, so that no earlier request arrives after the scan. The limit must hold even if the sending process dies,
-    because the sink's next attempt runs in another process.
+    before it reads the last ids, so that no earlier request arrives after the scan. The limit must hold even if the sending
+    process dies, because the sink's next attempt runs in another process.
     """
     is_exactly_once = options.delivery_guarantee == "exactly-once"
     if not is_exactly_once and not options.confirm_ambiguous:

@@ -33,9 +33,9 @@ def low_latency_conf() -> dict[str, Any]:
     """Return settings that shorten micro-batches, for ``SparkSession.builder.config(map=...)``.
 
     Give these settings before the session starts. Checkpoints must be on a local disk or on HDFS, whose renames are atomic. On an
-    object store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. The name of
-    the class depends on the version of Spark, so this function looks for the class in Spark's jars. If there are no jars, as
-    with Spark Connect, this function omits the setting.
+    object store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. The value of this
+    setting is the name of a class, which depends on the version of Spark. So this function looks for the class in Spark's jars,
+    and omits the setting if it does not find the class, as with Spark Connect.
 
     Whoever may write to Spark's Unix sockets can run code in the driver. So if the umask of this process lets other users write
     to new files, this function logs a warning and omits the setting for Unix sockets. Start executors on other machines with

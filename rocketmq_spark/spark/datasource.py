@@ -65,7 +65,8 @@ class RocketMQDataSource(compat.DataSource):
         from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 
         # For prefetched rows, Spark may compare the declared columns with the Arrow schema of the rows. The columns of this
-        # schema are nullable and have no comments, so other columns do not support prefetching.
+        # schema are nullable and have no comments. If a declared column is not nullable or has a comment, the stream does not
+        # prefetch.
         nullability_keys = ("nullable", "containsNull", "valueContainsNull")
         is_plain = not any(f'"{name}":false' in schema.json() for name in nullability_keys) and not any(
             field.metadata for field in schema

@@ -182,7 +182,8 @@ _sync_file = getattr(os, "fdatasync", os.fsync)
 
 
 def damaged_headers(path: Path) -> dict[str, HeaderDamage]:
-    """Return the damage of the logs and of the manifest, by file name. RocksDB must not read the headers of these files.
+    """Return the damage to headers in the logs and in the manifest, by file name. Files without such damage are omitted.
+    RocksDB must not read the damaged headers.
 
     A manifest that ends within a record is included, because RocksDB would omit and delete the table that the record names. A
     log that ends within a record is included if another log follows, because the lost writes would be a gap before the writes

@@ -46,7 +46,7 @@ TARGET_RULES_NOTE = b"targeting"
 DOUBTFUL_PREFIX = b"doubtful "
 TOTALS = b"m"
 # Without the owner, the destination of the records is unknown. So the owner is stored twice, under two distant keys: damage to
-# one block of the database then destroys only one of the two copies.
+# one block of the database then usually destroys only one of the two copies.
 OWNER = (b"e", b"z")
 
 _DUE = struct.Struct(">cQQ")

@@ -478,7 +478,9 @@ class Router:
         return self._selector is not None and self._selector.needs_good_rows
 
     def topics(self, batch: pa.RecordBatch, bad_rows: BadRows, first_row: int) -> list[TopicRows]:
-        """The rows of each topic. Rows without a topic are bad, and rows whose topic is illegal or not in ``allowedTopics``."""
+        """The rows of each topic. Rows without a topic, and rows whose topic is illegal or not in ``allowedTopics``, are
+        bad.
+        """
         if not len(batch):
             return []
         if self._topic is not None:

@@ -213,7 +213,7 @@ def add_queues(folder: Folder, note: BatchNote, current_ends: QueueEnds, settle_
 
 def _backup_path(path: str) -> str:
     """Return the path of the copy of a note. The copy is written before the note is replaced. On HDFS, pyarrow deletes the old
-    note before it moves the new note to this path, so the copy may be the only note if the driver stops in between.
+    note before it moves the new note into its place, so the copy may be the only note if the driver stops in between.
     """
     parent, _, name = path.rpartition("/")
     return f"{parent}/.{name}"

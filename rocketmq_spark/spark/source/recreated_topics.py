@@ -157,8 +157,8 @@ def queues_needing_store_time(offsets: Offsets, bounds: Bounds) -> list[MessageQ
 
     If a queue has unread messages, its newest message may have an older time than the messages that were read, because the clock
     of the broker may have been set back. For a compaction topic whose log has expired, brokers report no time. If the server
-    reports no store times at all, one queue of each topic and broker is enough. No queue is needed if a queue of the same topic
-    and broker already has a known store time.
+    reports no store times at all, one queue of each topic and broker is enough, and no queue is needed if a queue of the same
+    topic and broker already has a known store time.
     """
     candidates = {
         queue: queue_bounds
