@@ -1,8 +1,9 @@
 """A Python daemon for Spark that imports PySpark's worker and this package before it forks workers.
 
 Set ``spark.python.daemon.module`` to the name of this module. With Spark's own daemon, each new worker imports PySpark's worker
-and this package; here the daemon imports them once. Workers still import numpy (OpenBLAS), pyarrow (jemalloc) and pandas. These
-packages start threads, which do not exist after a fork, or draw random numbers, which would be the same in all workers.
+and this package. This daemon imports both once, for all workers. Workers still import numpy (OpenBLAS), pyarrow (jemalloc) and
+pandas. The daemon must not import these packages: they start threads, which do not exist after a fork, or draw random numbers,
+which would be the same in all workers.
 
 The package must be installed where executors run, because files of ``--py-files`` do not exist yet when a daemon starts. For
 planning and commits Spark always uses its own daemons (docs/upstream.md).
@@ -38,7 +39,7 @@ def unzipped_folder(path: Iterable[str]) -> Path | None:
 
 
 def load(*names: str) -> None:
-    """Import modules, and ignore all errors: a worker that needs a module imports it again, and reports the error."""
+    """Import modules, and ignore errors, because a worker that needs a failed module imports it again and reports the error."""
     for name in names:
         with contextlib.suppress(BaseException):
             importlib.import_module(name)
@@ -49,7 +50,7 @@ def import_unzipped() -> None:
     folder = unzipped_folder(sys.path)
     if folder is not None:
         sys.path.insert(0, str(folder))
-        load("pyspark")  # Python imports its other modules from the same folder
+        load("pyspark")  # Python imports the other modules of PySpark from the same folder
         sys.path.remove(str(folder))
 
 

@@ -1,8 +1,8 @@
 """The errors of this package. All errors are subclasses of ``RocketMQError``.
 
 ``code`` is stable (``ROCKETMQ_…``) and safe to match on; ``broker_code`` is the number that a broker or name server sent. All
-constructor arguments may be given by position, because Python rebuilds an exception from its ``args``. It does so when Spark
-sends an exception from an executor to the driver, and when this package copies an error for several callers.
+constructor arguments may be given by position, because Python rebuilds an exception from its ``args``. Python rebuilds an
+exception when Spark sends the exception to the driver, and when this package copies the exception for several callers.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class NotReadable(BrokerError):
 
 
 class TopicNotFound(BrokerError):
-    """A broker does not know the topic although a route led there; it may be starting, or the topic was deleted."""
+    """A broker does not know the topic although a route names the broker; it may be starting, or the topic was deleted."""
 
     code = "ROCKETMQ_TOPIC_NOT_FOUND"
     retriable = True
@@ -370,7 +370,7 @@ _CLASSES_BY_CODE: dict[int, type[BrokerError]] = {
 }
 
 
-# Brokers with ACL 1.0 and Proxies (Remoting port) have no code for denied access: they report the exception as a system error.
+# Brokers with ACL 1.0, and Proxies (Remoting port), have no code for denied access, and report the exception as a system error.
 _DENIED_REMARK = re.compile(
     r"org\.apache\.rocketmq\.acl\.common\.AclException"
     r"|User:.* (has no permission|(is )?not found|is disable)|check signature failed|username cannot be null"

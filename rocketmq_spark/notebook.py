@@ -106,14 +106,14 @@ class LagChart:
     def _is_active(self) -> bool:
         try:
             return bool(self._query.isActive)
-        except Exception:  # no caller would handle it; Spark's session may have ended
+        except Exception:  # no caller would handle the error; Spark's session may have ended
             logger.info("the chart ends: the query no longer answers", exc_info=True)
             return False
 
     def _read_progress(self) -> None:
         try:
             reports = [json.loads(report.json) for report in self._query.recentProgress]
-        except Exception:  # no caller would handle it; the points so far are kept
+        except Exception:  # no caller would handle the error; the points so far are kept
             logger.info("cannot read the progress of the query", exc_info=True)
             return
         with self._lock:

@@ -47,8 +47,8 @@ class Sender(Protocol):
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         """Return the queues that accept sends, in Java's publish order. Returns the same object while the route is unchanged.
 
-        Raises ``RouteNotFound`` if the topic has no route or no writable queue. The error has no ``code`` if the topic exists.
-        Raises ``BrokerNotFound`` if no broker of the topic has a master.
+        Raises ``RouteNotFound`` if the topic has no route or no writable queue. If the topic exists, the error has no
+        ``broker_code``. Raises ``BrokerNotFound`` if no broker of the topic has a master.
         """
 
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
@@ -58,8 +58,8 @@ class Sender(Protocol):
         """Return the queues in the order of Kafka's partitions: the queue at index n is partition n. Some queues may not accept
         sends now.
 
-        The route is fetched; if no name server answers, the cached route is used. Raises ``BrokerNotFound`` while name servers
-        do not list a broker that had further queues of the topic and may be up.
+        The route is fetched; if no name server answers, the cached route is used. Raises ``BrokerNotFound`` while the route may
+        lack queues, because name servers do not list a broker that had queues of the topic and may be up.
         """
 
     def with_similar_topics(self, error: RouteNotFound) -> RouteNotFound:
@@ -107,10 +107,12 @@ class Sender(Protocol):
         """
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
-        """Join a producer group. Heartbeats report the group soon, and then every ``heartbeat_s`` seconds; with 0, none is sent.
+        """Join a producer group. Heartbeats report the group soon, and then every ``heartbeat_s`` seconds. If ``heartbeat_s``
+        is 0, no heartbeat is sent.
 
         With ``check``, heartbeats go to all brokers of the cluster, which call ``check`` for undecided half messages. Returns
-        a function that leaves the group; the last member unregisters it. Failures of single brokers are logged.
+        a function that leaves the group. If this client has no other member of the group, the function also unregisters the
+        group, now or later. Failures of single brokers are logged.
         """
 
     def refresh_routes(self, deadline: Deadline) -> None:
@@ -132,7 +134,7 @@ class Replies(Protocol):
     def expect(self, correlation_id: str, done: Callable[[Reply | RocketMQError], object]) -> Callable[[], None]:
         """Call ``done`` at most once, with the reply to the request that has this correlation id. ``done`` may block.
 
-        Returns a function after which ``done`` is not called.
+        Returns a function. After you have called this function, ``done`` is not called.
         """
 
     def reply(self, request: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
@@ -225,12 +227,12 @@ class RouteReader(Protocol):
 
 
 class OffsetReader(Protocol):
-    """Offsets of queues, and facts about the messages there."""
+    """Offsets of queues, and facts about the messages in the queues."""
 
     @property
     def late_brokers(self) -> frozenset[str]:
-        """The brokers whose answers an earlier call of ``bounds`` or ``commit_each`` did not wait for, and which have not
-        answered yet.
+        """The brokers that an earlier call of ``bounds`` or ``commit_each`` did not wait for, and that have not answered yet,
+        not even with an error.
         """
 
     def connection(self, broker_name: str) -> object:
@@ -245,10 +247,10 @@ class OffsetReader(Protocol):
     ) -> dict[MessageQueue, QueueBounds]:  # fmt: skip
         """Return minimum and maximum offset of each queue. Omits queues that brokers do not report.
 
-        If a request fails, ``on_error`` is called for each queue of the request, and the result omits these queues; without
-        ``on_error``, the error is raised. With ``grace_s``, this method waits only this many seconds longer for a broker than for
-        the other brokers. The queues of a broker that has not answered by then keep their previous bounds until it answers or
-        fails.
+        If a request fails, ``on_error`` is called with one queue of the request, and the result omits all queues of the request;
+        without ``on_error``, the error is raised. With ``grace_s``, this method does not wait for the slowest brokers: it returns when
+        some brokers have answered, and no other answer has come for ``grace_s`` seconds. The queues of a broker that has not
+        answered keep the bounds of its previous answer.
         """
 
     def first_kept_offsets(
@@ -331,7 +333,7 @@ class OffsetCommitter(Protocol):
         """Return the client ids of the members of ``group``, as one broker knows them."""
 
     def lists_all_members(self, broker_name: str) -> bool:
-        """Whether ``members`` returns all members. A Proxy does not see the members that are connected to its broker."""
+        """Whether ``members`` returns all members. A Proxy does not see the members that connect directly to its broker."""
 
     def create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         """Create the group on the brokers of these queues. If the group exists, the brokers' defaults replace its settings.

@@ -74,7 +74,7 @@ def pytest_runtest_makereport(
 
 def _log_sections(item: pytest.Item) -> list[tuple[str, str]]:
     """The last relevant lines of the log of each running broker that a fixture gave to the test."""
-    # Without an import of this module, no ``LocalBroker`` exists.
+    # While ``localbroker.cluster`` is not imported, no ``LocalBroker`` exists.
     module = sys.modules.get("rocketmq_spark.localbroker.cluster")
     fixtures = getattr(item, "funcargs", None)
     if module is None or not isinstance(fixtures, dict):

@@ -222,7 +222,7 @@ def test_the_next_consumer_waits_until_a_dropped_one_has_left(broker: MockBroker
 def test_a_second_consumer_is_told_to_close_the_other_one(broker: MockBroker) -> None:
     with PullConsumer(broker.address, "g") as first, PullConsumer(broker.address, "g") as second:
         first.subscribe(TOPIC)
-        with pytest.raises(LocalProtocolError, match=r"already\. Close the other one first"):
+        with pytest.raises(LocalProtocolError, match=r"already\. Close the other member first"):
             second.subscribe(TOPIC)
         assert not unregistered(broker, "consumerGroup")
 

@@ -1,7 +1,7 @@
 """Administration of topics, groups, stored messages and brokers, for ``Admin`` and the commands.
 
-The modules of the package share ``AdminTools``, the parts of a client (``session.Client``) that send requests, and the functions
-of this module.
+The modules of the package share ``AdminTools`` and the functions of this module. ``AdminTools`` are the parts of a client
+(``session.Client``) that send requests.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rocketmq_spark.wire.header import Command
 
 
 class AdminTools(Protocol):
-    """Parts of a client. All parts accept topics and groups as users name them, except ``rpc_client``, which accepts names on
-    the wire.
+    """Parts of a client. All parts except ``rpc_client`` accept topics and groups as users name them. ``rpc_client`` accepts
+    the names on the wire, which include the namespace.
     """
 
     @property
@@ -58,12 +58,13 @@ def with_kept_minimums(
     positions: Mapping[MessageQueue, int | None] | None = None,
     on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
 ) -> dict[MessageQueue, QueueBounds]:
-    """Return ``bounds`` with the real minimums of compaction topics, because brokers keep messages of these topics below the
-    reported minimum.
+    """Return ``bounds`` with the real minimums of compaction topics. For such a topic, a broker keeps messages below the
+    minimum that it reports.
 
-    With the ``positions`` of a reader, a queue whose position is at or above the reported minimum is not checked. The returned
-    minimum of a queue is never above the position, because a message that compaction has removed is no loss for the reader.
-    With ``on_error``, queues whose minimum could not be determined are omitted; without ``on_error``, the error is raised.
+    With the ``positions`` of a reader, a queue whose position is at or above the reported minimum is not checked. In a
+    compaction topic, the returned minimum is never above the position, so messages that compaction has removed do not count as
+    lost. With ``on_error``, queues whose minimum could not be determined are omitted; without ``on_error``, the error is
+    raised.
     """
     failed_queues: set[MessageQueue] = set()
     known_positions = {queue: position for queue, position in (positions or {}).items() if position is not None}

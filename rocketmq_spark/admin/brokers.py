@@ -104,8 +104,8 @@ def _parse_items(body: Bytes, key: str) -> list[dict[str, Any]]:
 
 
 def user_body(name: str, password: str | None, is_super: bool | None, enabled: bool | None) -> bytes:
-    """Return the body of AUTH_CREATE_USER and AUTH_UPDATE_USER. A property that is None keeps its value, or gets the broker's
-    default.
+    """Return the body of AUTH_CREATE_USER and AUTH_UPDATE_USER. A property that is None is left out: an existing user
+    keeps its value, and a new user gets the broker's default.
     """
     values = {
         "username": name,
@@ -178,7 +178,7 @@ def states(tools: AdminTools) -> list[BrokerState]:
 
 # For about a second after its start, a broker has no counts yet, and answers the request for its state with an error.
 _STARTING_S, _STARTING_PAUSE_S = 5.0, 0.2
-_MAX_TIME_DIGITS = 18  # longer texts are no times; ``int`` raises an error for thousands of digits
+_MAX_TIME_DIGITS = 18  # a longer text is not a time, and ``int`` raises an error for a text of thousands of digits
 
 
 def _is_starting(answer: Command | RocketMQError) -> bool:
@@ -220,11 +220,12 @@ def _first_number(text: str | None) -> float | None:
 
 
 def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> dict[str, Secret]:
-    """Change settings of a running master, which also writes them to its configuration file. Returns all settings of the master.
+    """Change settings of a running master. The master also writes them to its configuration file. Returns all settings of the
+    master.
 
-    Raises ``OptionError`` for unknown names, which a broker silently accepts. Also raises ``OptionError`` for values that the
-    broker cannot parse, because the broker would keep the old value. If others on the network could read the settings, this
-    function changes the settings without a check, logs a warning, and returns an empty dict.
+    Raises ``OptionError`` for unknown names, which a broker silently accepts. Also raises ``OptionError`` if the broker keeps
+    an old value, because the broker cannot parse the new value. If others on the network could read the settings, this function
+    changes the settings without a check, logs a warning, and returns an empty dict.
     """
     address = masters_of(tools.admin.cluster(), [broker])[broker]
     if not tools.rpc_client.is_private(address):
@@ -337,8 +338,10 @@ def set_user(
     enabled: bool | None = None,
 ) -> list[UserAccount]:
     """Create a user on the masters that do not have the user, and change the user on the other masters. Creating a user needs a
-    ``password``. If a property is not given, its value must be read from the broker. If others on the network could read a
-    password in the answer, the property is None in the result.
+    ``password``.
+
+    If a property is not given, its value in the result is read from the broker. The broker's answer also contains the password.
+    If others on the network could read this answer, nothing is read, and the property is None in the result.
     """
     if password is not None and not password.strip():  # a broker ignores an empty password and keeps the old one
         raise OptionError("password is empty; expected a text, or no password to keep the current one")
@@ -393,7 +396,7 @@ def _check_change(
     )
     if not (is_empty or is_unchanged):
         raise NotSupported(
-            f"broker {broker} is older than RocketMQ 5.3.2, which reports success without changing the user; nothing was changed",
+            f"broker {broker} is older than RocketMQ 5.3.2: it would report success without a change; nothing was changed",
             remedy=f"Delete user {name}, which also deletes its policies, and create it again",
         )
 
@@ -436,13 +439,13 @@ def set_policy(
 ) -> list[AccessPolicy]:
     """Allow or deny actions on a resource. Replaces the user's policy for this resource."""
     body = policy_body(_subject(user), resource, actions, allowed, sources)
-    # Raises an error, before anything is changed, if one of the brokers does not support policies.
+    # This call raises an error before anything is changed, if one of the brokers does not support policies.
     _stored_policies(tools, user)
     masters = _masters(tools)
     if masters_without_user := sorted(masters.keys() - _versions_of_masters_with_user(tools, masters, user).keys()):
         raise OptionError(
             f"user {user} is not on {', '.join(masters_without_user)}; nothing was changed",
-            remedy=f"Create it there: rocketmq-spark user set {user}",
+            remedy=f"Create the missing user: rocketmq-spark user set {user}",
         )
     _request_masters(
         tools,
@@ -477,7 +480,7 @@ def _subject(user: str) -> str:
 
 def _masters(tools: AdminTools) -> dict[str, str]:
     """Return the addresses of all masters by broker name. Raises ``BrokerNotFound`` if the master of a broker is not registered,
-    because the users and policies of this master would not change.
+    because requests would not reach the users and policies of this master.
     """
     return masters_of(tools.admin.cluster())
 

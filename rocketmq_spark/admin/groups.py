@@ -44,8 +44,8 @@ class QueuePositions:
 
 
 def committed_offsets(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
-    """Return the committed offsets of a group by queue; None for queues without an offset. Includes all queues of ``topics``, by
-    default of the topics in which the group has offsets.
+    """Return the committed offsets of a group by queue; None for queues without an offset. Includes all queues of
+    ``topics``, or without ``topics``, all queues of the topics in which the group has offsets.
 
     Raises ``OffsetError`` if the group has no offset.
     """
@@ -68,7 +68,7 @@ def require_masters(tools: AdminTools) -> None:
     """
     try:
         masters_of(tools.admin.cluster())
-    except NotSupported:  # a Proxy answers a request for a broker only if the Proxy reaches the broker's master
+    except NotSupported:  # a Proxy needs no check: if it does not reach a broker's master, requests for the broker fail
         return
 
 
@@ -130,10 +130,10 @@ def queue_lags(
 def bounds_of(
     tools: AdminTools, positions: Mapping[MessageQueue, int | None]
 ) -> tuple[dict[MessageQueue, QueueBounds], list[RocketMQError]]:
-    """Return the bounds of queues, and the errors of brokers that do not answer and of topics without a broker.
+    """Return the bounds of queues, and errors: for brokers that do not answer, and for topics without a route.
 
-    In a compaction topic, the returned minimum of a queue is never above the position, because messages that compaction removes
-    are no loss.
+    In a compaction topic, the returned minimum of a queue is never above the position, so messages that compaction has removed
+    do not count as lost.
     """
     errors: list[RocketMQError] = []
     topics_with_route = set()
@@ -280,9 +280,9 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
         queue, error = next(iter(errors.items()))
         if isinstance(error, AccessDenied):
             raise error
-        remedy_start = "The others are set. " if len(errors) < len(offsets) else ""
+        remedy_start = "The other offsets are set. " if len(errors) < len(offsets) else ""
         raise OffsetError(
-            f"{len(errors)} of {len(offsets)} offsets of group {group} were not set, that of {queue} among them",
+            f"{len(errors)} of {len(offsets)} offsets of group {group} were not set, for example the offset of {queue}",
             error.addr,
             error.broker_code,
             remark=error.message if not error.remark else error.remark,
@@ -294,7 +294,7 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
         raise OffsetError(
             f"the offset of {unstored_queues[0]} was set to {offsets[unstored_queues[0]]} and is "
             f"{stored_offsets[unstored_queues[0]]}",
-            remedy="Another process commits offsets of the group: stop its members and queries",
+            remedy="Another process commits offsets of the group: stop the group's members and queries",
         )
 
 
@@ -396,10 +396,11 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
     """Delete a group and its offsets on all masters. With ``topics``, also delete the group's retry and dead-letter topics.
 
     Raises ``GroupNotFound`` if no broker knows the group. Without ``force``, raises ``OffsetError`` if the group has members.
-    Mirrors Java's ``DeleteSubscriptionGroupCommand -r true``. With ``-c``, the Java command always deletes these topics, too.
+    Mirrors Java's ``DeleteSubscriptionGroupCommand -r true``. With ``-c``, the Java command always deletes the retry and
+    dead-letter topics, too.
     """
     check_deletable(tools, group, force)
-    # The topics are deleted first, because the offsets of the group are needed to find them.
+    # The topics are deleted before the group, because the group's offsets are needed to find the topics.
     for topic in _retry_and_dead_letter_topics(tools, group) if topics else ():
         try:
             tools.admin.delete_topic(topic)

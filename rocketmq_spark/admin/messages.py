@@ -60,7 +60,7 @@ def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) 
             raise _not_found_error(message_id)
         raise NotFound(
             f"id {message_id} does not belong to a message of these brokers",
-            remedy="For an id that a producer assigned, give the topic, too; an offset message id contains a broker's address",
+            remedy="If a producer assigned the id, give the topic, too. An offset message id must contain a broker's address",
         )
     search = IndexSearch(message_id, 0, _MAX_STORE_TIME_MS, MAX_MESSAGES_BY_KEY, True)
     matching_messages = [m for m in _search_indexes(tools, topic, search) if m.msg_id == message_id]
@@ -81,7 +81,7 @@ def messages_by_key(
         )
     first_ms, last_ms = _period(begin_ms, end_ms)
     # Times in an index are up to a second too early, so a broker may return messages that were stored after the end. The
-    # messages after the end are dropped below, so the search asks for the maximum number of messages.
+    # messages after the end are dropped below. So that ``limit`` messages remain, the search asks for the maximum number.
     search = IndexSearch(
         key, max(0, first_ms - _INDEX_RESOLUTION_MS), last_ms, limit if end_ms is None else MAX_MESSAGES_BY_KEY
     )
@@ -152,7 +152,7 @@ def _message_at(
 
 
 def _search_indexes(tools: AdminTools, topic: str, search: IndexSearch) -> list[ReceivedMessage]:
-    """Return the messages that the indexes of the topic's brokers find, in the order of storing. If a master is not registered,
+    """Return the messages that the indexes of the topic's brokers find, sorted by store time. If a master is not registered,
     its slave gets the request.
 
     An index compares hashes of topic and key, so it may also find messages of other topics, which are omitted.
@@ -277,7 +277,8 @@ def messages_of_time(
 ) -> list[ReceivedMessage]:
     """Return the first ``limit`` messages of a topic that were stored from ``begin_ms`` to ``end_ms``, in the order of storing.
 
-    Reads all queues of the topic (those of the ``environment``) from masters, as the group ``rocketmq-spark-cli``.
+    Reads all queues of the topic, or with ``environment``, the queues of this environment. Pulls from masters, as the group
+    ``rocketmq-spark-cli``.
     """
     if not 0 < limit <= MAX_MESSAGES_BY_TIME:
         raise OptionError(f"limit is {limit}; expected 1 to {MAX_MESSAGES_BY_TIME}, or a key")

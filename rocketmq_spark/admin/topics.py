@@ -21,7 +21,9 @@ from rocketmq_spark.wire.names import is_user_topic, topic_problem
 
 
 def names(tools: AdminTools, with_system_topics: bool = False) -> list[str]:
-    """Return all topics, sorted. With ``with_system_topics``, includes RocketMQ's own, and retry and dead-letter topics."""
+    """Return all topics, sorted. With ``with_system_topics``, includes RocketMQ's own topics, retry topics and dead-letter
+    topics.
+    """
     cluster = require_brokers(tools.admin.cluster())
     system_names = {*cluster, *(data.cluster for data in cluster.values())}
     return [name for name in tools.admin.topics() if with_system_topics or is_user_topic(name, system_names)]
@@ -103,7 +105,8 @@ def shrink(
     preview: bool = False,
     argument_name: str = "queues",
 ) -> TopicQueues:
-    """Remove the queues with the highest ids. The result has the number of messages in the removed queues, which cannot be read.
+    """Remove the queues with the highest ids. The messages in the removed queues cannot be read. The result has the number of
+    these messages.
 
     With ``preview``, nothing is changed, and the result has the current queues of the topic.
     """
@@ -147,7 +150,7 @@ def update(
     """Change a topic on the masters of ``brokers`` (default: all brokers that have the topic). The number of queues cannot
     decrease.
 
-    Checks as much as possible before the first request, so that an invalid change is applied on no broker.
+    Checks as much as possible before the first broker is changed, so that an invalid change is applied on no broker.
     """
     if not any(field is not None for field in change[:3]) and not change.attributes:
         raise OptionError("there is nothing to change; expected queues, a permission, an order or attributes")
@@ -184,8 +187,8 @@ def update(
 
 def _is_applied(settings: TopicOnBroker, change: TopicChange) -> bool:
     """Whether ``settings`` show the change. Attributes are not compared, because another process cannot overwrite them by
-    accident: its request changes only the attributes that it names. Of an old broker, only the number of queues is known, from
-    the route.
+    accident: its request changes only the attributes that it names. For a broker before 5.0, only the number of queues is
+    compared. This number comes from the route.
     """
     has_queues = change.queues in (None, settings.write_queues)
     is_old_broker = settings.message_type is None
@@ -200,7 +203,8 @@ def _new_attributes(
     """Return by broker the attributes of the change that differ from the current ones. A broker rejects an immutable attribute,
     even with the same value.
 
-    Brokers before 5.0 have no attributes, and immediately reset the order to the configuration of the name servers.
+    Raises ``NotSupported`` if the change has attributes or an order, and a broker is older than 5.0. Such a broker has no
+    attributes, and immediately resets the order to the configuration of the name servers.
     """
     if not change.attributes and change.order is None:
         return {name: {} for name in existing_queues}
@@ -252,7 +256,7 @@ def _existing_queues(tools: AdminTools, topic: str, brokers: Sequence[str] | Non
     if missing_brokers := sorted(set(brokers or ()) - existing_queues.keys()):
         raise OptionError(
             f"topic {topic} is not on {', '.join(missing_brokers)}",
-            remedy=f"Create it there: rocketmq-spark topic create {topic} --broker {missing_brokers[0]}",
+            remedy=f"Create the topic on this broker: rocketmq-spark topic create {topic} --broker {missing_brokers[0]}",
         )
     return existing_queues
 

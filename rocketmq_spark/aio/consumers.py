@@ -96,7 +96,7 @@ class Consumer(AsyncClient):
         """
         try:
             await self.start(listener)
-        except asyncio.CancelledError:  # the call of ``start`` continues on a thread
+        except asyncio.CancelledError:  # ``start`` may still run on a thread, and join the group
             await self.close()
             raise
         try:
@@ -217,8 +217,8 @@ class PullConsumer(AsyncClient):
                 return self._take_messages()
 
     def _take_messages(self) -> list[ReceivedMessage]:
-        # The attribute is empty while ``take_messages`` runs: if ``take_messages`` raises, the consumer returns the same messages
-        # again.
+        # The attribute is empty while ``take_messages`` runs. If ``take_messages`` raises, its iterator must not be used again,
+        # because the consumer returns the same messages again.
         remaining_messages, self._remaining_messages = self._remaining_messages, iter(())
         messages = take_messages(self._consumer, remaining_messages, _MAX_DECODED_MESSAGES)
         self._remaining_messages = remaining_messages
@@ -294,8 +294,8 @@ class SimpleConsumer(AsyncClient):
         """Return up to ``max_messages`` messages; an empty list if no message came within ``wait``.
 
         During the time ``invisible``, other members of the group do not get the returned messages. If a call is cancelled, the
-        next call returns its messages, and waits for them if they have not arrived. The invisible time of these messages began
-        with the cancelled call.
+        next call returns the messages of the cancelled call, and waits if these messages have not arrived. Their invisible time
+        began with the cancelled call.
         """
         self._check_open()
         check_max_messages(max_messages)

@@ -36,7 +36,7 @@ _CLOSED_LOOP_CHECK_S = (
 
 
 _EXIT_TIMEOUT_S = 30.0  # at its exit, the process waits this long for all running calls together
-# A forked child begins with an empty collection, because these threads do not exist in the child.
+# A forked child begins with an empty collection, because the threads of its parent do not exist in the child.
 _all_threads: LiveObjects[DaemonThreadPool] = LiveObjects()
 
 
@@ -89,7 +89,7 @@ class EventLoop:
         work = [functools.partial(copy_context().run, functools.partial(code, *args, **kwargs))]
         try:
             future = self.start(lambda: work.pop()())
-        except BaseException:  # no thread could start, and a later thread must not run ``code`` after this error
+        except BaseException:  # no thread could start; the caller gets this error, so no later thread may run ``code``
             work.clear()
             raise
         return await future
@@ -276,9 +276,9 @@ class CoroutineListener(DeferredListener):
             try:
                 outcome = await self._code(call.messages, call.context)
             except BaseException as e:
-                outcome = Failure(e)  # also if the listener awaited an operation that was cancelled
+                outcome = Failure(e)  # also a CancelledError, if the listener awaited an operation that was cancelled
                 if isinstance(e, asyncio.CancelledError) and _is_cancelled():
-                    # After ``close``, the consumer has stopped, and the messages of this call are redelivered.
+                    # After ``close``, the outcome is not applied: the consumer has stopped, and the messages are redelivered.
                     if not self._loop.is_shut_down:
                         self._apply_outcome(call, outcome)
                     raise

@@ -143,7 +143,7 @@ class _SendThread:
 def _begin_each(sends: SimpleQueue[Callable[[], None] | None]) -> None:
     while (begin := sends.get()) is not None:
         begin()
-        del begin  # ``begin`` refers to the producer, which could not be collected while this thread waits
+        del begin  # ``begin`` refers to the producer; without ``del``, the producer stays alive while this thread waits
 
 
 class Producer(AsyncClient):

@@ -112,8 +112,8 @@ def check_synchronous(name: str, value: Any) -> None:
         raise OptionError(f"{name} is the {kind} {short_repr(value)}; expected a function that returns its result")
 
 
-# The limit for compared pairs of characters. 10,000 comparisons of two names with 20 characters reach this limit, or 250 with
-# 127.
+# The limit for compared pairs of characters. 10,000 comparisons of names with 20 characters, or 250 comparisons of names with
+# 127 characters, reach this limit.
 _MAX_PAIRS = 4_000_000
 _MAX_COMPARED_CHARACTERS = 127  # longer names are not compared
 

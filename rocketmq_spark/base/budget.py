@@ -111,7 +111,9 @@ class ReceiveBudget:
 
 
 class ReceiveAccount:
-    """The bytes of one incomplete frame. The frame of a ``revoked`` account must be dropped, because others need the memory."""
+    """The bytes of one incomplete frame. If the account is ``revoked``, another holder needs the memory, and the frame must be
+    dropped.
+    """
 
     def __init__(self, budget: ReceiveBudget, holder: Hashable, on_revoked: Callable[[], None] | None = None) -> None:
         self._budget = budget
@@ -121,7 +123,7 @@ class ReceiveAccount:
         self.revoked = False
 
     def resize(self, size: int) -> bool:
-        """Set the size to ``size`` bytes; 0 releases them. Returns False, and changes nothing, if the budget has no room."""
+        """Set the size to ``size`` bytes; 0 releases all bytes. Returns False, and changes nothing, if there is no room."""
         return self._budget._resize(self, size)
 
     def add(self, size: int) -> bool:

@@ -1,6 +1,7 @@
 """Time as values: deadlines, which a public call creates once, and the pauses between attempts.
 
-Pure code gets ``now`` as an argument. Only code that does I/O reads the clock, through ``Clock`` if tests control its time.
+Pure code gets ``now`` as an argument. Only code that does I/O reads the clock. If tests control its time, such code reads the
+clock through ``Clock``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Deadline(NamedTuple):
         return time.monotonic() >= self.end_s
 
     def pause(self, seconds: float) -> None:
-        """Block the calling thread for ``seconds``, but at most until the deadline; in any case for ``_MIN_PAUSE_S``."""
+        """Block the calling thread for ``seconds``, but at most until the deadline, and at least for ``_MIN_PAUSE_S``."""
         time.sleep(max(_MIN_PAUSE_S, min(seconds, self.remaining())))
 
     def within(self, seconds: float) -> Deadline:
@@ -66,8 +67,8 @@ def epoch_ms() -> int:
 
 
 def utc_text(epoch_ms: int, timespec: str = "milliseconds") -> str:
-    """Return text such as ``2026-01-31T12:00:00.000Z``. A message may contain any number: if no date has this number of
-    milliseconds, return ``@`` and the number.
+    """Return text such as ``2026-01-31T12:00:00.000Z``. A message may contain any number as a time. For a number outside the
+    range of dates, return ``@`` and the number.
     """
     try:
         moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)

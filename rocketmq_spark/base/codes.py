@@ -12,7 +12,7 @@ from collections.abc import Mapping
 # The version that this client reports, and to which servers adapt: 513 is 5.5.0. From 401 on, name servers write routes as
 # standard JSON. Above 475, a server that shuts down answers GO_AWAY before it closes connections.
 VERSION = 513
-FIRST_VERSION_WITH_TIMERS = 412  # 5.0.0; older brokers take timer properties for the user's, and do not delay messages
+FIRST_VERSION_WITH_TIMERS = 412  # 5.0.0; older brokers take timer properties for user properties, and ignore the delay
 FIRST_VERSION_WITH_SEARCH_BOUNDARY = 440  # 5.1.4; older brokers answer a search by time with the nearest message
 FIRST_VERSION_WITH_ATTRIBUTES = FIRST_VERSION_WITH_TIMERS  # older brokers ignore attributes of topics
 # 5.3.2; a broker of 5.3.0 or 5.3.1 reports success, but does not change the user.
@@ -24,7 +24,7 @@ LONGEST_DELAY_MS = 1 << 62
 
 
 class SerializeType(enum.IntEnum):
-    """The encoding of a frame's header; a byte of each frame has it."""
+    """The encoding of a frame's header; one byte of each frame says which encoding it is."""
 
     JSON = 0
     ROCKETMQ = 1
@@ -286,7 +286,8 @@ MAX_RETRY_OR_DLQ_TOPIC_LENGTH = 255
 MAX_GROUP_LENGTH = 120
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_BATCH_BYTES = MAX_BODY_BYTES
-# Queues of a topic over all brokers, more than any real topic has. A larger number in an answer is a mistake or an attack.
+# The maximum number of queues of a topic on all brokers. No real topic has so many queues, so a larger number in an answer is a
+# mistake or an attack.
 MAX_QUEUES = 200_000
 MAX_FRAME_BYTES = 16 * 1024 * 1024 - 4  # what a server accepts as ``length``; its answers may be larger
 MAX_PROPERTIES_BYTES = 32767

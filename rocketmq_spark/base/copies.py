@@ -1,5 +1,5 @@
-"""Coalesces checks of half messages: while the user's function decides about a message, further checks of the message only
-wait.
+"""Coalesces checks of half messages: while the user's function decides about a message, further checks of the message wait for
+the result, and do not call the function again.
 
 A broker repeats its check, and a send that was retried may have stored several copies of a half message.
 """
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 P = TypeVar("P")
 D = TypeVar("D")
 
-# How many checks of one broker may wait at most: until the user's function decides, or until the decision is sent. Further
+# The maximum number of checks of one broker that wait for the user's function, or wait until the decision is sent. Further
 # checks are dropped, because the broker repeats them.
 MAX_WAITING_CHECKS = 1000
 # Pause between log lines about ignored checks.
 LOG_PAUSE_S = 10.0
-# A broker records a decision some seconds after the decision arrives (``transactionOpBatchInterval``). Before this time, the
-# broker may check a new copy. A check long after a commit means that the broker has lost the commit.
+# A broker records a decision some seconds after the decision arrives (``transactionOpBatchInterval``). Until then, the broker
+# may check a new copy of the message. A check long after a commit means that the broker has lost the commit.
 RACE_WINDOW_S = 60.0
 MAX_COMMITTED_KEYS = 100_000
 

@@ -72,8 +72,8 @@ class _DroppedObjects:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread here, because a finalizer cannot. If the system allows no more threads, the next new object tries to
-        start this thread again.
+        """Start the thread that closes objects, because a finalizer cannot start a thread. If the system allows no more
+        threads, the next new object tries to start this thread again.
         """
         with self._lock, contextlib.suppress(RuntimeError):
             if self._thread is None:
@@ -111,7 +111,7 @@ def wait_for_dropped(deadline: Deadline) -> None:
 
 def _close_all(queue: SimpleQueue[ClosedWhenDropped | Latch]) -> None:
     while True:
-        # A separate function: its local variables do not keep the closed object alive while the thread waits.
+        # This is a separate function, so that no local variable keeps the closed object alive while the thread waits.
         _close_next(queue)
 
 

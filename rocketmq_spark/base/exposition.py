@@ -143,7 +143,7 @@ class _Server(ThreadingHTTPServer):
             self._connections.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log nothing: clients may disconnect at any time."""
+        """Log nothing, because clients may disconnect at any time."""
 
 
 def _stop_reading(connection: socket.socket) -> None:

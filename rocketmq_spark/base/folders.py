@@ -93,7 +93,7 @@ def is_readable_or_missing(path: Path) -> bool:
 def foreign_file(path: Path, root_may_own: bool = True) -> ForeignFile | None:
     """Return the file or folder if its owner, or the owner of a link's target, is neither this user nor root.
 
-    Returns None otherwise, also if nothing exists there. Without ``root_may_own``, root counts as another user.
+    Returns None otherwise, also if nothing exists at ``path``. Without ``root_may_own``, root counts as another user.
     """
     owners = {os.geteuid(), ROOT} if root_may_own else {os.geteuid()}
     for read_status in (path.lstat, path.stat):
@@ -172,8 +172,8 @@ _MOUNTS = Path("/proc/self/mountinfo")
 def owner_uid(status: os.stat_result) -> int:
     """The uid of the owner of a file.
 
-    If a user other than root mounted the file system (FUSE), that user counts as the owner of each file: the user's program
-    decides which owners the file system shows.
+    If a user other than root mounted the file system (FUSE), that user counts as the owner of each file, because the user's
+    program decides which owners the file system shows.
     """
     if os.major(status.st_dev):  # a disk
         return status.st_uid
@@ -207,7 +207,7 @@ def open_regular(
         path: The file; relative to the folder of ``folder_descriptor`` if that is given.
         flags: Flags of ``os.open``.
         folder_descriptor: An open folder.
-        mode: Mode of a new file, from which the umask is taken.
+        mode: Mode of a new file, before the umask removes rights.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder_descriptor)
@@ -222,8 +222,8 @@ def open_regular(
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Open a file like ``open_regular``, if only this user may use the file, such as a lock. Takes all rights to the file from
-    other users.
+    """Open, like ``open_regular``, a file that only this user may use, such as a lock. Takes all rights to the file from other
+    users.
 
     Raises ``PermissionError`` for a file of another user.
     """
@@ -397,7 +397,7 @@ def replace_file(path: Path, content: str | bytes, mode: int = 0o600) -> None:
 
 
 def others_may_write(status: os.stat_result) -> bool:
-    """Whether the mode of a file or folder lets users write to it who are neither its owner nor this user."""
+    """Whether the mode of a file or folder lets users other than its owner and this user write to it."""
     return bool(_rights_of_others(status, _WRITE_BITS))
 
 
@@ -512,7 +512,7 @@ def _revoke_write(descriptor: int) -> bool:
 
 
 def revoke_write_all(path: Path) -> None:
-    """Take the right to write to a file, or to a folder and what is in it, from other users.
+    """Take from other users the right to write to a file, or to a folder and what is in it.
 
     Folders come first, from the top down, so that other users can no longer add or replace entries. After this call, check which
     files other users own or may still write. Links below ``path`` are not followed.
@@ -666,7 +666,9 @@ def warn_if_open(path: Path, content: str) -> None:
 
 
 def warn_if_replaceable(path: Path, purpose: str) -> None:
-    """Log once in a process for each folder above ``path`` that lets other users replace ``path``. ``purpose`` names the path."""
+    """Log once in a process for each folder above ``path`` that lets other users replace ``path``. ``purpose`` is the name of
+    the path in the warning, such as "the spool".
+    """
     text = "%s lies in %s; let the owner of the folder run chmod go-w or 1777, or name another folder"
     for exposure in exposures(path):
         process.get_or_create(
@@ -718,9 +720,9 @@ def become_user(uid: int) -> None:
     """Run as another user, with that user's groups, for the rest of this process and in all threads. Only root can do this. The
     real, effective and saved ids change, so that nothing can get root's rights back. ``uid`` is as in ``as_user``.
 
-    Links of that user must not lead to files that only root can reach. So the process gives up its terminal, and its current
-    folder: ``/proc/self/cwd`` opens the current folder, whatever the modes of the folders above it are. Use absolute paths
-    afterwards.
+    Links of that user must not lead to files that only root can reach. So the process gives up its terminal and its current
+    folder, because ``/dev/tty`` opens the terminal, and ``/proc/self/cwd`` opens the current folder, whatever the modes of the
+    folders above it are. Use absolute paths afterwards.
 
     Raises ``OSError`` if root lacks the capability; then this process keeps root's rights.
     """

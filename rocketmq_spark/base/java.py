@@ -24,7 +24,7 @@ def string_hash(text: str) -> int:
 
 
 def string_sort_key(text: str) -> bytes:
-    """A sort key that orders texts as ``String.compareTo`` does; plain order differs beyond U+FFFF."""
+    """A sort key that orders texts as ``String.compareTo`` does. Python's own order differs for characters beyond U+FFFF."""
     return text.encode("utf-16-be", "surrogatepass")
 
 

@@ -83,4 +83,4 @@ def install() -> None:
         logging.setLogRecordFactory(_escaping_factory(make))
 
 
-install()  # this import is enough: each module that logs foreign texts imports ``errors``, which imports this module
+install()  # no other call is needed, because each module that logs foreign texts imports ``errors``, which imports this module

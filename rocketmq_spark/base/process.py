@@ -6,15 +6,16 @@ closes the inherited entries, because their connections and locks belong to the 
 consumer to the process that created it.
 
 Producers and consumers close at the end of a ``with`` block, in signal handlers, and never in a forked child. A signal handler
-interrupts the main thread anywhere, perhaps in a call of this package. The interrupted call may hold locks that ``close``
-needs, or that the threads which receive answers need. The close would deadlock, so it is deferred until the call ends
+interrupts the main thread anywhere, perhaps in a call of this package. The interrupted call may hold a lock that ``close``, or
+a thread that receives answers, needs. The close would deadlock, so it is deferred until the call ends
 (``signal_safe``, ``defer_close``). ``on_signals`` replaces the handlers of signals while a call waits.
 
 When a query stops, Spark closes its connection to the source runner (the Python process of a stream on the driver's
 machine). The runner then fails to read the next request, and fails again when it reports the first failure.
 ``suppress_broken_pipes`` suppresses the two tracebacks.
 
-``python_call`` describes the start of another Python, which must not import from the current folder: other users may write there.
+``python_call`` describes the start of another Python. That Python must not import from the current folder, because other users
+may write to the current folder.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-# Thresholds of garbage collection. The first one is the number of new objects before the young generation is collected. The
-# others are the numbers of collections of a generation after which the next older generation is collected.
+# Thresholds of garbage collection. The first one is the number of new objects before the young generation is collected. Each
+# other one says after how many collections of a generation the next older generation is collected.
 GC_THRESHOLDS = (50_000, 20, 20)
 
 
@@ -77,7 +78,7 @@ def registry_lock() -> AbstractContextManager[bool]:
 
 
 def entry_lock(kind: str, key: Hashable) -> AbstractContextManager[bool]:
-    """The lock of one entry, which may be held for long: only threads that want the same entry wait for it. Reentrant."""
+    """The lock of one entry. It may be held for long, because only threads that want the same entry wait for it. Reentrant."""
     registry = _registry
     with registry.lock:
         lock = registry.entry_locks.get((kind, key))
@@ -167,9 +168,9 @@ def tune_gc_of_runner() -> None:
     """Tune garbage collection for a long stream. Does nothing outside a source runner.
 
     The objects that describe thousands of queues trigger full collections. Most of the work of a full collection would be to
-    traverse the imported modules, which are never freed. These objects stay in use until newer ones replace them, so a
-    collection would free none of them. With Python's default thresholds, collections took a fifth of the time to plan 100,000
-    queues.
+    traverse the imported modules, which are never freed. The objects that describe queues stay in use until newer ones replace
+    them, so a collection would free none of them. With Python's default thresholds, collections took a fifth of the time to
+    plan 100,000 queues.
     """
     if _is_runner():
         tune_gc()
@@ -224,8 +225,8 @@ class Closeable:
 
 
 def signal_safe(method: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a method that users call. When the method returns or raises, the closes run that ``defer_close`` deferred inside
-    it.
+    """Decorate a method that users call. After the method has returned or raised, the closes that ``defer_close`` deferred
+    during the call are run.
     """
 
     @functools.wraps(method)
@@ -252,8 +253,8 @@ def defer_close(close: Callable[[], object]) -> bool:
 
 
 def _run_signal_safe(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call ``method``. The frame of this function marks the stack. A counter instead would stay wrong if Ctrl-C interrupted its
-    update.
+    """Call ``method``. The frame of this function on the stack shows that the thread is inside such a method. A counter would
+    stay wrong if Ctrl-C interrupted its update.
     """
     return method(*args, **kwargs)
 

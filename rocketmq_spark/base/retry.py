@@ -43,8 +43,8 @@ class RetryErrors:
         self.first_error, self.last_error, self.first_failure_s, self.attempt_count = None, None, 0.0, 0
 
     def final_error(self, error: RocketMQError, now_s: float) -> RocketMQError:
-        """Return the error to raise after ``error``: the first error. Its text also has the number and duration of the
-        attempts, and the last error.
+        """Return the error to raise after ``error``: a copy of the first error. The text of the copy also has the number and
+        duration of the attempts, and the last error.
 
         A single error, or a permanent one, is returned as it is.
         """

@@ -1,4 +1,4 @@
-"""The controlling terminal of a process. The process can open it as ``/dev/tty`` whatever the terminal's owner and mode are.
+"""The controlling terminal of a process. The process can open it as ``/dev/tty``, whatever owner and mode the terminal has.
 
 A process that takes the rights of another user gives up its terminal. If the process kept the terminal, the other user could
 make links to ``/dev/tty``, through which the process would write to the terminal. Open files, such as the standard output, stay
@@ -79,7 +79,7 @@ def _exit_code_of_child(child: int) -> int:
                     return os.waitstatus_to_exitcode(child_change[1])
         elif signal.getsignal(number) != signal.SIG_IGN:  # nohup makes a program ignore SIGHUP
             must_end = True
-            if number in _FORWARDED_SIGNALS:  # Ctrl-C reaches the child, too
+            if number in _FORWARDED_SIGNALS:  # Ctrl-C is not forwarded, because it also reaches the child
                 os.kill(child, number)
         if is_stopped and must_end:
             os.kill(child, signal.SIGKILL)

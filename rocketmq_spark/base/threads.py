@@ -135,7 +135,7 @@ def start_thread(
     from its queue before it runs the task.
 
     Raises:
-        RuntimeError: The system allows no more threads. Record the thread only after this call.
+        RuntimeError: The system allows no more threads. So record only after this call that the thread exists.
     """
     name = escaped(name)  # logs show the thread's name, which may contain the name of a broker
     thread = threading.Thread(target=_run_thread, args=(name, loop, on_end, restart), name=name, daemon=True)
@@ -166,9 +166,9 @@ _FLAG_CHECK_S = 1.0
 class Latch:
     """A flag that other threads or signal handlers set, and one thread waits for.
 
-    Unlike ``Event``, it is safe in signal handlers: Ctrl-C can interrupt an ``Event`` while it holds the lock of its condition.
-    The lock then stays locked, and each later ``set`` blocks forever. A ``set`` in a signal handler that interrupts the
-    ``Event`` at this moment blocks forever, too.
+    Unlike an ``Event``, a ``Latch`` is safe in signal handlers. Ctrl-C can interrupt a method of an ``Event`` while the method
+    holds a lock. The lock then stays locked, and each later ``set`` blocks forever. A ``set`` in a signal handler that
+    interrupts the method at this moment blocks forever, too.
     """
 
     __slots__ = ("_lock",)
@@ -245,7 +245,8 @@ class KeyedExecutor:
             try:
                 self._work_by_key[key] = queue
                 start_thread(f"rocketmq-aside-{key}", functools.partial(self._run, key, queue))
-            # If this raises, even by Ctrl-C, the caller keeps the work. So the queue is emptied, because the thread may exist.
+            # If this raises, even by Ctrl-C, the caller keeps the work. The queue is emptied, because the thread may already
+            # exist, and must not run the work.
             except BaseException:
                 queue.clear()
                 self._work_by_key.pop(key, None)

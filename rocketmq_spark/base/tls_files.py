@@ -18,8 +18,9 @@ from rocketmq_spark.errors import RocketMQError
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# How long the last value is used while loading fails: while files are replaced, a file may be missing, or key and certificate may
-# not match. If the file of an authority is missing for longer, the authority was removed on purpose, and must not be trusted.
+# How long the last value is used while loading fails. Loading may fail while files are being replaced: a file may be missing,
+# or key and certificate may not match. If the file of an authority is missing for longer, the authority was removed on purpose,
+# and must not be trusted.
 MAX_STALE_S = 600.0
 # A load that rejects a key may take minutes of work. So a failed load is repeated when a file was replaced, or after a pause of
 # this factor times the load's duration. Failed loads then use at most a tenth of a processor's time.
@@ -70,7 +71,7 @@ class ReloadedValue(Generic[T]):
             raise
 
     def _may_use_stale(self, error: Exception) -> bool:
-        stale_deadline = self._stale_deadline  # another thread may load the files meanwhile
+        stale_deadline = self._stale_deadline  # copied, because another thread may reset the attribute to None
         if stale_deadline is None:
             stale_deadline = self._stale_deadline = Deadline.after(MAX_STALE_S)
             text = "the TLS files %s cannot be read any more: %s. New connections fail if that lasts longer than %d minutes"

@@ -19,7 +19,7 @@ def main() -> None:
     if missing:
         sys.exit(f"Error: the command needs {' and '.join(missing)}: {extras.install_command(extras.CLI)}")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does; bodies may contain any character
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does, because a body may have any character
     from rocketmq_spark.cli.command import app
 
     app(prog_name="rocketmq-spark")

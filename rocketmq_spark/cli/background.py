@@ -1,7 +1,7 @@
 """The background process that runs the local broker, and its recorded state. The process outlives ``broker start``. The command
-of the process is ``python -m rocketmq_spark.cli.background``. The process holds a lock while it runs, so commands test the lock
-instead of a process id. ``state.json`` beside the lock has the addresses of the servers. ``broker start`` reads the outcome of
-the start from a pipe.
+of the process is ``python -m rocketmq_spark.cli.background``. The process holds a lock while it runs. To find out whether the
+process runs, commands test the lock, not a process id. ``state.json`` beside the lock has the addresses of the servers.
+``broker start`` reads the outcome of the start from a pipe.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RunningBroker:
     conf: list[str] = field(default_factory=list)
 
     def is_up(self, server: str) -> bool:
-        """Whether the server accepts connections now: the server may have died after the state was recorded."""
+        """Whether the server accepts connections now. The server may have died after the state was recorded."""
         return processes.is_listening(int(self.servers[server][0].rpartition(":")[2]))
 
 
@@ -113,8 +113,8 @@ def start(request: StartRequest) -> RunningBroker:
 
 
 def _check_no_foreign_files() -> None:
-    """Raise ``LocalBrokerError`` if the folder has a file of another user, because that user once had the right to write to the
-    folder. ``LocalBroker`` checks the data folder.
+    """Raise ``LocalBrokerError`` if the folder has a file of another user, because such a file shows that this user could once
+    write to the folder. The data folder is not checked here, because ``LocalBroker`` checks it.
     """
     if (foreign_file := folders.foreign_file_in(_folder(), (_DATA_NAME,))) is not None:
         raise _foreign_file_error(foreign_file)
@@ -134,7 +134,7 @@ def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
     package_root = str(Path(rocketmq_spark.__file__).parent.parent)
     arguments = python_call("-P", "-m", __name__, str(write_fd), import_first=[package_root])
     if distribution.CACHE_VARIABLE in arguments["env"]:
-        # A relative path in the variable is relative to the folder of this process.
+        # The child gets an absolute path, because it has another current folder than this process.
         arguments["env"][distribution.CACHE_VARIABLE] = str(distribution.cache_folder())
     with open(read_fd, encoding="utf-8") as answers:
         child = subprocess.Popen(
@@ -184,7 +184,7 @@ def _folder() -> Path:
 
 
 def _path(name: str) -> Path:
-    """Return a path in the folder. Raises ``LocalBrokerError`` if another user created a file there."""
+    """Return a path in the folder. Raises ``LocalBrokerError`` if the path is a file of another user."""
     path = _folder() / name
     if (foreign_file := folders.foreign_file(path)) is not None:
         raise _foreign_file_error(foreign_file)
@@ -218,7 +218,7 @@ def _is_locked() -> bool:
     try:
         with open(folders.open_private(_path("lock"), os.O_RDONLY)) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, PermissionError):  # the cache belongs to root, so this user has no local broker there
+    except (FileNotFoundError, PermissionError):  # no lock file, or a cache of root: this user has no local broker
         return False
     except BlockingIOError:
         return True

@@ -63,7 +63,7 @@ def start(
     )
     if omitted_brokers := list(stored_brokers)[request.brokers :]:
         raise LocalBrokerError(
-            f"{folder} has the data of {len(stored_brokers)} brokers: without {', '.join(omitted_brokers)} their queues "
+            f"{folder} has the data of {len(stored_brokers)} brokers: the queues of {', '.join(omitted_brokers)} "
             "would be missing",
             remedy="Omit --brokers, or name another folder with --data",
         )

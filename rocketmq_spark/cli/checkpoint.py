@@ -45,9 +45,9 @@ _DRIFT_COLUMNS = {
     "offsets": "OFFSETS",
 }
 _REWIND_LIMITS = (
-    "This command cannot see: whether the query runs, because an idle one writes nothing (stop it first); what these batches "
-    "wrote, which stays and is written again; sinks that keep batch numbers (files with _spark_metadata, Delta with txnVersion), "
-    "which skip the ones they had; whether brokers still have the messages (rocketmq-spark checkpoint diff)."
+    "This command cannot see: whether the query runs, because an idle query writes nothing (stop it first); the output of "
+    "these batches, which stays and is written again; sinks that record batch numbers (files with _spark_metadata, Delta with "
+    "txnVersion) and skip batches that they have; whether brokers still have the messages (rocketmq-spark checkpoint diff)."
 )
 
 
@@ -100,7 +100,7 @@ def show(output: Output, folder: str, last: int, number: int | None) -> None:
     for batch_read in shown_reads:
         if batch_read.queues_without_start:
             output.note(
-                f"Batch {batch_read.batch.number}: its start is not kept any more for "
+                f"Batch {batch_read.batch.number}: the checkpoint no longer has the start offsets of "
                 f"{len(batch_read.queues_without_start)} queues"
             )
     output.note(_next_batch_text(batch_reads[-1]))
@@ -152,7 +152,7 @@ def _next_batch_text(last_read: BatchRead) -> str:
     number = last_read.batch.number
     if last_read.done_ms is None:
         return (
-            f"Next: batch {number} again as it was begun, "
+            f"Next: batch {number} again with the same ranges, "
             f"{last_read.size if last_read.size is not None else 'unknown'} offsets"
         )
     topics = sorted({queue.topic for queue in last_read.batch.positions})
@@ -248,7 +248,7 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
             bounds = {
                 queue: queue_bounds for queue, queue_bounds in bounds.items() if topic_broker(queue) != topic_at_broker
             }
-    # The query will not read a new queue that the route names and the broker does not have.
+    # The query will not read a new queue that is in the route but not on the broker.
     compared_positions = {
         q: position
         for q, position in positions.items()
@@ -357,7 +357,7 @@ def _reread_lines(plan: RewindPlan) -> Iterator[str]:
             else f"batches {plan.later_batches[0]} to {plan.later_batches[-1]}"
         )
         count = sum(offset_range.size for offset_range in plan.ranges)
-        yield f"What {batches} read is read again, {count} offsets, in new batches from number {plan.batch.number + 1} on:"
+        yield f"The query reads the {count} offsets of {batches} again, in new batches from number {plan.batch.number + 1} on:"
     for offset_range in plan.ranges:
         # The end is exclusive, as in 'show' and 'lag'.
         yield f"  {offset_range.queue}  from {offset_range.start}, before {offset_range.end}  ({offset_range.size})"

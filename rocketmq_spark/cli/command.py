@@ -67,7 +67,7 @@ class CliCommand(click.Command):
 
 
 class SendingCommand(CliCommand):
-    """A command that sends messages while it prints. If it can no longer print, it has failed, because it also stops sending."""
+    """A command that sends messages while it prints. If it can no longer print, it also stops sending, so it has failed."""
 
     broken_pipe_exit_code = 1
 
@@ -132,7 +132,7 @@ def time_ms(text: str) -> int:
 
     stripped_text = text.strip()
     if re.fullmatch(r"[\d.]{1,12}\s*[a-z]+", stripped_text):
-        # Brokers fail for times that do not fit into 64 bits.
+        # The result is never below 0, because brokers fail for times that do not fit into 64 bits.
         return max(0, round((time.time() - duration(stripped_text)) * 1000))
     if re.fullmatch(r"@\d{1,18}", stripped_text):
         return int(stripped_text[1:])
@@ -242,7 +242,7 @@ _PACKAGE = Path(rocketmq_spark.__file__).parent
 # The folder of the pages in a wheel, and the folder in a clone.
 _PAGE_FOLDERS = (_PACKAGE / "pages", _PACKAGE.parent / "docs")
 _RECIPE_PREFIX = "how-to/"
-# Pages whose tables have one row for each name.
+# Pages whose tables have a row for each error, option or metric.
 _PAGES_WITH_TABLES = ("errors", "options", "metrics")
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # a page may begin with this block
 _CELL_SEPARATOR = re.compile(r"(?<!\\)\|")
@@ -296,7 +296,7 @@ def help(ctx: click.Context, topic: str | None) -> None:
 
 
 def _pages() -> dict[str, Path]:
-    """Return the pages by name, those of how-to/ last."""
+    """Return the pages by name. The pages of how-to/ are the last."""
     for folder in _PAGE_FOLDERS:
         if (folder / "options.md").is_file():
             pages = {str(path.relative_to(folder).with_suffix("")): path for path in folder.rglob("*.md")}
@@ -313,7 +313,7 @@ def _page_title(text: str) -> str:
 
 
 def _rows_by_name(text: str) -> list[tuple[str, dict[str, str]]]:
-    """Return the rows of a page's tables, each with a name in its first cell. A row is repeated for each of its names."""
+    """Return pairs of a name in the first cell of a table's row, and this row. A row with several names is in several pairs."""
     named_rows: list[tuple[str, dict[str, str]]] = []
     headings: list[str] = []
     for line in text.split("\n"):

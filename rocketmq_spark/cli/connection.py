@@ -110,7 +110,7 @@ class Target:
         return Producer(**producer_options)
 
     def note_environment(self, output: Output) -> None:
-        """Note the environment to which the command is restricted, if any."""
+        """Print a note about the environment to which the command is restricted, if any."""
         from rocketmq_spark import options
 
         parsed = options.parse(self.given_options)
@@ -137,8 +137,8 @@ class Target:
 
 
 _SPARK_ROLES = frozenset({"stream source", "batch source", "sink"})
-# Hints for options that only queries have: what to give a command instead, by field.
-_COMMAND_HINTS = {"topic_names": "; give a command RocketMQ's name of the topic, with _ for dots"}
+# For options that only queries have, by field: a hint about what a command accepts instead.
+_COMMAND_HINTS = {"topic_names": "; a command needs RocketMQ's name of the topic, with _ for dots"}
 # Options of a source that also apply to commands, because commands read messages as a source does.
 _READ_FIELDS = frozenset({"route_refresh", "max_bytes_in_flight", "pull_depth", "read_deadline"})
 ENVIRONMENT_OPTIONS = ("environment", "environmentmode", "environments")

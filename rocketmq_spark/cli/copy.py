@@ -1,8 +1,8 @@
 """``rocketmq-spark copy``: copies the messages of a topic to another topic or cluster. The offsets of a consumer group record the
 progress.
 
-Every copy is acknowledged before the offset behind its original is committed. So after a restart no message is missing, and the
-messages that were sent since the last commit are sent again.
+The offset after a message is committed only when the copy of the message is acknowledged. So after a restart no message is
+missing, and the messages that were sent since the last commit are sent again.
 """
 
 from __future__ import annotations
@@ -51,20 +51,21 @@ _POLL_TIMEOUT_S = 0.5
 COMMIT_INTERVAL_S, MAX_IN_FLIGHT = 0.25, 256
 # The most bytes of the original messages of one batch. A larger message is sent without a batch.
 _MAX_BATCH_BYTES = 512 << 10
-# The interval of the checks whether the group has reached the end, while messages arrive.
+# While messages arrive, the command checks at this interval whether the group has reached the end.
 _END_CHECK_INTERVAL_S = 1.0
 # The command skips a pause that is not longer than this.
 _MIN_PAUSE_S = 0.01
-# With ``--rate``, the command may catch up for at most this many seconds in which it had no messages.
+# After a time without messages, the command may exceed ``--rate`` to catch up for at most this many seconds.
 _MAX_CREDIT_S = 1.0
 _BAD_MESSAGE_ERRORS = (DecodeError, MessageIllegal, MessageRefused)
 
 
 class Copier:
-    """Sends copies of messages, and commits the offsets behind acknowledged messages. ``stop`` ends a pause.
+    """Sends copies of messages, and commits the offsets of messages whose copies are acknowledged. ``stop`` ends a pause.
 
-    The messages of a source queue go to one queue. Messages with a sharding key go to the queue that the hash of the key selects.
-    To keep the order of messages, a batch contains messages for one queue, and is acknowledged before the next batch is sent.
+    Messages with a sharding key go to the queue that the hash of the key selects. The other messages of a source queue go to
+    one queue. To keep the order of messages, a batch contains messages for one queue, and is acknowledged before the next batch
+    is sent.
     """
 
     def __init__(self, consumer: PullConsumer, producer: BaseProducer, arguments: dict[str, Any], stop: Latch) -> None:
@@ -128,7 +129,7 @@ class Copier:
         except _BAD_MESSAGE_ERRORS as e:
             if len(messages) == 1:
                 self._skip_or_raise(messages[0], e)
-            else:  # none was stored, because a broker stores a batch as a whole: send each message alone
+            else:  # a broker stores all messages of a batch or none, so none was stored: send each message alone
                 for message in messages:
                     self._send_to(queue, [message])
 
@@ -147,7 +148,7 @@ class Copier:
         self.skipped_count += 1
 
     def commit(self) -> None:
-        """Commit the offsets behind the copies, all of which are acknowledged, and behind messages that a filter skipped."""
+        """Commit the offsets after the messages that were copied, or that a filter skipped. All copies are acknowledged."""
         self._consumer.commit()
         self._last_commit_s = time.monotonic()
 
@@ -294,9 +295,10 @@ def _locations(target: Target, topic: str) -> set[Location]:
 
 
 def _destination_target(target: Target, arguments: dict[str, Any]) -> Target:
-    """The target of the copies: another cluster, or the cluster of the source with those of its options that a producer has. By
-    default, copies go to the environment of the source, because environments share the queues of the destination, too. The option
-    ``environment=`` chooses no environment.
+    """Return the target of the copies: another cluster, or the cluster of the source. For the cluster of the source, the target
+    has the options of the source that a producer accepts. By default, copies go to the environment of the source, because
+    environments may share the queues of the destination, too. The option ``environment=`` (without a value) selects no
+    environment.
 
     Raises ``OptionError`` if messages that are read with TLS would be sent in plain text without an explicit option. Also raises
     ``OptionError`` for a Proxy, because a Proxy rejects messages that name their queue, as copies do.
@@ -362,8 +364,8 @@ def _copy_all(copier: Copier, consumer: PullConsumer, target: Target, arguments:
 def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue, int | None]:
     """Return the committed offsets of the group in the queues of ``source`` that belong to the environment.
 
-    Raises ``OffsetError`` for an offset beyond the end of its queue: the consumer would continue at the end, and the messages
-    before the end would count as copied.
+    Raises ``OffsetError`` for an offset beyond the end of its queue. With such an offset, the consumer would continue at the
+    end, and would not copy the messages before the end.
     """
     from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.lag import own_group
@@ -389,12 +391,12 @@ def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue
 
 def _remapping_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueue, MessageQueue]]) -> str:
     changes_text = "; ".join(
-        f"{source} to {new_queue}, before {old_queue}" for source, (old_queue, new_queue) in changes.items()
+        f"{source} to {new_queue}, earlier to {old_queue}" for source, (old_queue, new_queue) in changes.items()
     )
     return (
-        "Releases up to 0.1.0 chose the queues of copies by the order of the source's queues. If one of them copied for group "
-        f"{group} while the topics had the queues that they have now, later copies of these queues (but for messages with a "
-        f"sharding key) go to other queues than earlier ones: {changes_text}"
+        "Releases up to 0.1.0 chose the queues of copies by the order of the source's queues. If such a release copied for "
+        f"group {group}, and the topics still have the same queues, new copies of these queues go to other queues than earlier "
+        f"copies (except messages with a sharding key): {changes_text}"
     )
 
 
@@ -413,8 +415,8 @@ def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
 
 
 def _has_reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> bool:
-    """Whether the group has reached the ends. Other members of the group may have read messages, too. Raises ``OffsetError`` if
-    the group can never reach the ends.
+    """Whether the committed offsets of the group have reached the ends. Other members of the group may commit, too. Raises
+    ``OffsetError`` if the group can never reach the ends.
     """
     from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.lag import own_group

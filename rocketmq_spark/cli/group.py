@@ -318,7 +318,7 @@ def set_offsets(
         output.note(f"{groups.GRPC_MEMBERS_HINT}. They continue at the new offsets")
     if members:
         output.note(
-            f"The group has {len(members)} members, whose own offsets overwrite these: {', '.join(members[:3])}"
+            f"The group has {len(members)} members, which overwrite these offsets with their own: {', '.join(members[:3])}"
         )
 
 

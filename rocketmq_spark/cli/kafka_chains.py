@@ -34,7 +34,9 @@ _PARAMETERS = {
 
 
 class ChainOption(NamedTuple):
-    """An option that a chain sets. ``value`` is None, and ``name`` is ``UNKNOWN``, if the program does not show it."""
+    """An option that a chain sets. ``name`` is ``UNKNOWN`` if the program does not show the name. ``value`` is None if the
+    program does not show the value.
+    """
 
     name: str
     value: ast.expr | None

@@ -66,7 +66,7 @@ def topic_findings(
     reads_rocketmq: Callable[[ast.expr], bool],
     written_nodes: Container[ast.expr],
 ) -> Iterator[KafkaFinding]:
-    """Yield names of topics with dots in frames of RocketMQ.
+    """Yield findings for topic names with dots in frames of RocketMQ.
 
     ``written_nodes`` are the written frames, without those whose writer has option ``topicNames``.
     """

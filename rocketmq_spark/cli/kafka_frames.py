@@ -17,7 +17,7 @@ class Frames:
         self._chains = chains
         self._format = format
         self._result_by_key: dict[object, bool | None] = {}  # a key stands for a variable or a function
-        # The origin of a chain, by each node from the end of the chain to its origin.
+        # For each node between the end of a chain and the origin of the chain: the origin.
         self._origins: dict[ast.expr, ast.expr] = {}
         self._examined_keys: set[object] = set()
         self._is_circular = False
@@ -43,9 +43,9 @@ class Frames:
         return self._all_read(key, self._bound_expressions(bindings))
 
     def _origin(self, node: ast.expr) -> ast.expr:
-        """Return the first expression of a chain of calls that shows what the chain is.
+        """Return the origin of a chain of calls: the expression that shows what the chain reads or writes.
 
-        It is a call of one of the program's functions, a call of ``load``, a reader or writer, or a variable.
+        The origin is a call of one of the program's functions, a call of ``load``, a reader or writer, or a variable.
         """
         passed_nodes = []
         while isinstance(node, ast.Call | ast.Attribute) and node not in self._origins and not self._is_origin(node):

@@ -222,8 +222,8 @@ def _built_sql_findings(
 def _dictionary_findings(
     dictionary: ast.expr, program: PythonProgram, kafka_chains: KafkaChains
 ) -> Iterator[KafkaFinding]:
-    """Yield findings for the entries of a dictionary, if the name of an entry begins with ``kafka.``. Omits entries that a chain
-    uses.
+    """Yield findings for all entries of a dictionary, if the name of any entry begins with ``kafka.``. Omits entries that a
+    chain uses.
     """
     for entries in program.values(dictionary):
         if not isinstance(entries, DictValue) or not any(

@@ -49,8 +49,8 @@ class Setting(NamedTuple):
     """An option of a source or a sink.
 
     ``texts`` are its possible values; an unknown part is ``UNKNOWN``. ``role`` is one of ``options.ROLES``, ``format`` is the
-    format's name; each is None if unknown. ``option_names`` are the names of all options of the same reader or writer, in lower
-    case.
+    format's name. ``role`` or ``format`` is None if it is unknown. ``option_names`` are the names of all options of the same
+    reader or writer, in lower case.
     """
 
     name: str

@@ -72,8 +72,8 @@ def text_findings(text: str) -> Iterator[KafkaFinding]:
 
 
 def sql_findings(text: str, line: int) -> Iterator[KafkaFinding]:
-    """Yield the findings of a string that begins in ``line`` of a program, if it may create a table of Kafka or names format
-    rocketmq.
+    """Yield the findings of a string that begins in ``line`` of a program, if the string may create a table of Kafka or names
+    format rocketmq.
     """
     create_match = _CREATE_PATTERN.search(text)
     is_computed = create_match is not None and _COMPUTED_SQL.search(text, create_match.start())

@@ -120,9 +120,9 @@ def _rates_document(rates: Pace) -> dict[str, object]:
 
 _METRICS = {
     "lag_messages": ("Messages that the reader has not read.", "lag"),
-    "lag_seconds": ("Age of the next message that it reads.", "behindMs"),
-    "lost_messages": ("Messages that were removed before it read them.", "lost"),
-    "position": ("The offset that it reads next.", "position"),
+    "lag_seconds": ("Age of the next message that the reader reads.", "behindMs"),
+    "lost_messages": ("Messages that were removed before the reader read them.", "lost"),
+    "position": ("The offset that the reader reads next.", "position"),
     "first_offset": ("The first offset that is kept.", "minOffset"),
     "end_offset": ("The offset that is written next.", "maxOffset"),
 }

@@ -194,8 +194,8 @@ def _earlier_resend(
     letter: ReceivedMessage,
     row: dict[str, object],
 ) -> str | None:
-    """Return the id of the message as which a dead letter was resent; None if the letter was not resent. If brokers cannot tell,
-    prints a note and returns None.
+    """Return the id of the message that an earlier resend of a dead letter sent; None if the letter was not resent. If the
+    check fails, prints a note and returns None.
     """
     from rocketmq_spark.errors import RocketMQError
 
@@ -280,7 +280,9 @@ def _missing_topic_check(target: Target) -> Callable[[str], RocketMQError | None
 
 
 def _resend_finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
-    """Return a function that finds the id of the message as which a dead letter was resent, earlier or by this command."""
+    """Return a function that finds the id of the message that an earlier resend of a dead letter sent. If this command has
+    already checked another letter with the same id, the function returns a text that says so.
+    """
     seen_letters: set[tuple[str, str]] = set()
     admin = target.client().admin
 

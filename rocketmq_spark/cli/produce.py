@@ -88,7 +88,7 @@ def parse_rate(text: str) -> float:
 def due_counts(per_second: float, count: int | None, stop: Latch) -> Iterator[int]:
     """Yield how many messages are due now, until ``count`` is reached or ``stop`` is set.
 
-    The rate holds over the whole time: after a delay, more messages are due.
+    The rate is an average over the whole time, so more messages are due after a delay.
     """
     started_s = time.monotonic()
     sent_count = 0
@@ -259,7 +259,7 @@ def _send_all(producer: BaseProducer, messages: Iterable[Message], report: SendR
 
     def report_finished(max_unacknowledged: int) -> None:
         while unacknowledged and (unacknowledged[0].done() or len(unacknowledged) > max_unacknowledged):
-            # The future is removed only after ``result()``, because Ctrl-C may interrupt ``result()``.
+            # Ctrl-C may interrupt ``result()``. The future is removed afterwards, so that its message is still reported.
             result = unacknowledged[0].result()
             unacknowledged.popleft()
             report.add_acknowledged(result)

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# A value that the program's text does not show. Within a string, this character is an unknown part.
+# A value that the program's text does not show. Within a string, this character stands for an unknown part.
 UNKNOWN = "\0"
 # The limits of an expression: its values, the steps to compute them, and the steps for all expressions of a program. Beyond a
 # limit, the value of the expression is UNKNOWN.
@@ -27,8 +27,8 @@ _MAX_TOTAL_CHARS = 20_000_000  # the limit of characters in the strings of all e
 _MAX_DEPTH = 100
 # Calls that copy an object and change attributes.
 _COPYING_CALLS = ("replace", "_replace", "evolve")
-# Base classes of other modules that set no attributes. Any other base class may set attributes, such as pydantic's
-# ``BaseSettings``.
+# Base classes of other modules that set no attributes. Any other base class, such as pydantic's ``BaseSettings``, may set
+# attributes.
 _ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
 _PLAIN_BASES = {"object", "str", "int", "ABC", "Protocol", "Generic", "NamedTuple", "TypedDict", *_ENUMS}
 
@@ -59,7 +59,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class UnpackedItem(NamedTuple):
-    """An item of a value that is unpacked, or that a loop iterates over. If ``position`` is None, it may be any item."""
+    """An item of a value that is unpacked, or that a loop iterates over. Without ``position``, it may be any of the items."""
 
     source: ast.expr | UnpackedItem
     position: int | None
@@ -117,7 +117,7 @@ class PythonProgram:
         self._memo: dict[object, tuple[tuple[Value, ...], frozenset[ast.Constant]]] = {}
         self._evaluated_keys: set[object] = set()  # keys of the values that are being computed, to detect cycles
         self._used_constants: set[ast.Constant] = set()  # constants that the current expression uses
-        # Whether a cycle or a limit made a value incomplete, which is then not kept in the memo.
+        # Whether a cycle or a limit made a value incomplete. An incomplete value is not kept in the memo.
         self._is_incomplete = False
         self._step_count = self._total_step_count = 0
         self._json_budget = 0  # how many more characters the JSON that is computed now may have
@@ -136,7 +136,9 @@ class PythonProgram:
     # Bindings
 
     def _bind_all(self, tree: ast.AST) -> None:
-        """Bind all nodes, each node before its parts. This method is not recursive, because a chain may have a thousand calls."""
+        """Bind all nodes, each node before its parts. This method is not recursive, because a chain of a thousand calls would
+        exceed Python's recursion limit.
+        """
         pending_parts: list[tuple[ast.AST, NameScope, Function | None]] = [(tree, self.module_scope, None)]
         while pending_parts:
             pending_parts += reversed(list(self._bind(*pending_parts.pop())))
@@ -245,8 +247,8 @@ class PythonProgram:
     def _record_change(
         self, dictionary: ast.expr, scope: NameScope, added: Iterable[ast.expr] = (), removed: Iterable[ast.expr] = ()
     ) -> None:
-        """Record additions and removals of a dictionary. If the dictionary is an item of another dictionary, the other
-        dictionary may have any value.
+        """Record additions and removals of a dictionary. If the dictionary is an item of another dictionary, the value of the
+        other dictionary is then unknown.
         """
         match dictionary:
             case ast.Name(id=name):
@@ -288,7 +290,7 @@ class PythonProgram:
                     pending_names.append((owner, other_name))
 
     def _aliases(self, bindings: Iterable[Binding]) -> Iterator[ast.expr]:
-        """Yield the names and attributes that may be the same object as a name with these bindings."""
+        """Yield the names and attributes that may refer to the same object as a name with these bindings."""
         for binding in bindings:
             for source in self.arguments(binding) if isinstance(binding, Parameter) else [binding]:
                 if isinstance(source, ast.Name | ast.Attribute):
@@ -320,7 +322,7 @@ class PythonProgram:
             if call.args or any(keyword.arg is None for keyword in call.keywords):
                 receivers.append(call.func)
             if isinstance(call.func, ast.Attribute) and call.func.attr not in self._methods:
-                receivers.append(call.func.value)  # such as ``Settings.from_dict(…)`` of a decorator
+                receivers.append(call.func.value)  # such as ``Settings.from_dict(…)``, a method that a decorator adds
             constructed_classes.update(cls for node in receivers for cls in self._classes_of(node))
         for definition, _ in self._classes:
             lineage = [definition, *self._ancestors(definition)]

@@ -93,8 +93,8 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
 
 def unplanned_queues(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], list[RocketMQError]]:
     """Return the queues that the next batch reads in addition to those of ``batch``: new queues, queues of topics that were
-    deleted and created again, and queues of new topics that match a pattern. Also returns errors; if there are any, queues may
-    be missing in the result.
+    deleted and created again, and queues of new topics that match a pattern. Also returns errors; if there are errors, queues
+    may be missing in the result.
     """
     from rocketmq_spark.spark.source import checkpoint_identity, subscription
 
@@ -124,8 +124,8 @@ def unplanned_queues(client: Client, batch: LoggedBatch) -> tuple[set[MessageQue
 
 
 def clusters(client: Client) -> set[str]:
-    """Return the clusters of all registered brokers; an empty set without permission, or if a Proxy answers, which does not
-    report clusters.
+    """Return the clusters of all registered brokers. Returns an empty set if the user lacks the permission, or at a Proxy,
+    because a Proxy does not report clusters.
     """
     try:
         return {data.cluster for data in client.routes.cluster().values()}
@@ -134,7 +134,7 @@ def clusters(client: Client) -> set[str]:
 
 
 def silent_brokers_of(client: Client, batch_read: BatchRead) -> set[str]:
-    """Return the brokers of the client's cluster that a batch reads and that do not answer."""
+    """Return the brokers from which a batch reads and which do not answer. Only brokers of the client's cluster are checked."""
     batch_here, _ = batch_read.batch.batch_of_clusters(clusters(client))
     return silent_brokers(client, {part.queue for part in batch_read.ranges if part.queue in batch_here.positions})
 

@@ -71,7 +71,7 @@ def spool() -> None:
     FOLDER is a spool, or a spoolDir that contains the spools of workers.
     """
     if os.geteuid() == folders.ROOT:
-        terminal.continue_in_child()  # because ``become_owner`` will give up the terminal
+        terminal.continue_in_child()  # in a child, ``become_owner`` can give up the terminal, and the session keeps it
 
 
 @spool.command()
@@ -324,7 +324,7 @@ def _exit_on(*numbers: signal.Signals) -> Iterator[None]:
     """Inside the block, these signals raise ``SystemExit``, so that the program removes its temporary files."""
     with contextlib.ExitStack() as handlers:
         for number in numbers:
-            if signal.getsignal(number) is signal.SIG_IGN:  # by nohup
+            if signal.getsignal(number) is signal.SIG_IGN:  # nohup ignores SIGHUP
                 continue
             handlers.enter_context(on_signals(functools.partial(sys.exit, 128 + number), number))
         yield
@@ -352,7 +352,8 @@ def _raise_first(output: Output, errors: Sequence[Exception]) -> None:
 def _owners(parsed_options: Options, delay_group: str | None) -> Callable[[Path], tuple[SpoolOwner, SpoolOwner]]:
     """Return a function that returns the old and the new owner of a folder's records.
 
-    The returned function imports nothing, because it is called after ``become_owner``.
+    The returned function imports nothing, because it is called after ``become_owner``. By then, this process may not be able to
+    read the package.
     """
     from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, DELAYED_KIND
     from rocketmq_spark.delay.node import purpose_of
@@ -387,7 +388,7 @@ def _owners(parsed_options: Options, delay_group: str | None) -> Callable[[Path]
 @contextlib.contextmanager
 def _collecting_errors(errors: list[Exception]) -> Iterator[None]:
     """Add the error of one folder to ``errors``, so that the command continues with the other folders. Every type of error is
-    added, because other users may decide what is in a folder. Only errors of the output are raised.
+    added, because other users may decide what is in a folder, and so cause any error. Only errors of the output are raised.
     """
     try:
         yield
@@ -444,8 +445,8 @@ def _paths(folder: Path) -> list[Path]:
 def _record_row(
     path: Path, entry: SpoolEntry, *field_functions: Callable[[SpoolEntry], dict[str, object]]
 ) -> dict[str, object]:
-    """Return the row of a record. If a record, whose content other users may decide, causes an error, its row has the error, and
-    the command shows the other records.
+    """Return the row of a record. Other users may decide the content of a record. If this content causes an error, the row has
+    the error, and the command continues with the other records.
     """
     row: dict[str, object] = {"path": str(path), "record": entry.sequence, "standing": entry.standing}
     for fields_of in field_functions:
@@ -498,8 +499,9 @@ def _summary_fields(entry: SpoolEntry) -> dict[str, object]:
 
 
 def _decode_delayed(record: Record) -> tuple[DecodedEnvelope, Original, str | None]:
-    """Return the envelope in a record, the message that a node without rules would send, and why the message was given up. The
-    last value is None if the message was not given up. Raises ``DecodeError`` if the envelope cannot be delivered.
+    """Return the envelope in a record, the message that a node which may send to all topics would send, and why the message was
+    given up. The last value is None if the message was not given up. Raises ``DecodeError`` if the envelope cannot be
+    delivered.
     """
     from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, open_dead_letter
     from rocketmq_spark.delay.release import delivery

@@ -37,7 +37,7 @@ _MAX_UNDECODABLE_BYTES = 40
 
 
 class StoredAt(NamedTuple):
-    """The first message that was stored at or after a time."""
+    """A start position: the first message that was stored at or after a time."""
 
     time_ms: int
 
@@ -336,7 +336,7 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
 def _print(output: Json, consumer: PullConsumer, polled_messages: PolledMessages, limit: int | None) -> None:
     """Print at most ``limit`` messages of one queue, and commit the positions of all queues, even of queues without messages.
 
-    If the pipe closes, the positions behind the messages that were written before are committed, too.
+    If the pipe closes, the offsets of the messages that were written before are committed, too.
     """
     try:
         for count, message in enumerate(polled_messages.messages[:limit], 1):

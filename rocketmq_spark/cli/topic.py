@@ -94,7 +94,7 @@ def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple
     _show(output, topics.widen(target.client(), name, queues, brokers or None, "--queues"))
 
 
-def _check_not_shared(target: Target, name: str, effect: str = "remove messages of all") -> None:
+def _check_not_shared(target: Target, name: str, effect: str = "remove messages of all environments") -> None:
     """Raise ``OptionError`` if the target has an environment that shares the topic, because the command would change the topic
     for all environments.
     """
@@ -142,7 +142,7 @@ def update(
     if queues is None and arguments["permission"] is None and arguments["order"] is None and not arguments["attribute"]:
         raise click.UsageError("Give what is to change: --queues, --permission, --order, --no-order or --attribute")
     if arguments["permission"] in ("R", "W"):
-        _check_not_shared(target, name, "stop the producers or the consumers of all")
+        _check_not_shared(target, name, "stop the producers or the consumers of all environments")
     change = topics.TopicChange(queues, arguments["permission"], arguments["order"], arguments["attribute"])
     topic_queues = topics.update(target.client(), name, change, brokers or None, "--queues")
     for broker, config in sorted(topic_queues.brokers.items()):

@@ -1,7 +1,7 @@
 """Reads the messages of a topic in the order of their store times, for commands that show them.
 
-The reader is made for inspection, not for volume; bulk reads use ``spark/source``. Messages that brokers delete before they are
-read are skipped and reported to ``on_loss``.
+The reader is made for inspection, not for volume; bulk reads use ``spark/source``. If brokers delete messages before
+the reader reads them, the reader skips these messages, and reports them to ``on_loss``.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class TopicReader:
             raise not_readable_error(route)
         if route.unreadable_brokers:
             logger.warning(
-                "topic %s: messages on %s are omitted, because it has no read permission there",
+                "topic %s has no read permission on %s: the messages on these brokers are omitted",
                 self._topic,
                 ", ".join(route.unreadable_brokers),
             )
@@ -94,9 +94,9 @@ class TopicReader:
     def seek_offsets(
         self, starts: Mapping[MessageQueue, int], end_offsets: Mapping[MessageQueue, int] | None = None
     ) -> None:
-        """Read only the queues in ``starts``. A queue is read from its offset in ``starts``, and up to its offset in
-        ``end_offsets`` if it has one there. Offsets may be ``EARLIEST`` or ``LATEST``. Offsets that are no longer kept go to
-        ``on_loss``. Raises ``OffsetError`` for queues that do not exist, and for offsets after a queue's end.
+        """Read only the queues in ``starts``. A queue is read from its offset in ``starts``. If the queue is also in
+        ``end_offsets``, it is read up to the offset there. Offsets may be ``EARLIEST`` or ``LATEST``. Offsets that are no
+        longer kept go to ``on_loss``. Raises ``OffsetError`` for queues that do not exist, and for offsets after a queue's end.
         """
         self._start_offsets, self._end_offsets = starts, end_offsets or {}
         self.seek(self._start_at_offsets)
@@ -251,8 +251,8 @@ class BufferedAnswers:
             self._buffered_bytes += answer.end - answer.begin
 
     def next_read(self, offset_range: OffsetRange, max_offsets: int) -> tuple[int, int]:
-        """Return the next offset to read, and how many offsets to read from it, which is estimated from the size of the buffered
-        answers.
+        """Return the next offset to read, and how many offsets to read from there. The number of offsets is estimated from the
+        size of the buffered answers.
         """
         end = offset_range.end if self._rest_start is None else self._rest_start
         return end, max(
@@ -269,7 +269,7 @@ def _broker_name(offset_range: OffsetRange) -> str:
 
 
 def not_readable_error(route: TopicRoute) -> NotReadable:
-    """Return the error for a topic without read permission, which may have messages."""
+    """Return the error for a topic without read permission. Such a topic may have messages."""
     return NotReadable(
         f"topic {route.topic} has no read permission on {', '.join(route.unreadable_brokers)}",
         topic=route.topic,

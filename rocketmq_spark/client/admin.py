@@ -34,9 +34,10 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import DecodeBudget, decode_leniently
 
 _ROUTE_POLL_S = 0.01
-# A broker registers a change of a topic with the current version of its data. A name server ignores the change of a known topic
-# if it already has this version. So if two topics change at once, routes may never show one of the changes. If routes do not
-# show a change for ``_REGISTER_AGAIN_S``, this client registers the change again.
+# A broker registers a change of a topic together with the current version of the broker's data. If a name server already has
+# this version, the name server ignores the change of a known topic. If two topics change at once, both changes may have the
+# same version, and routes may never show one of the changes. If routes do not show a change for ``_REGISTER_AGAIN_S``, this
+# client registers the change again.
 _REGISTER_AGAIN_S = 3.0
 # The maximum number of messages that a broker returns for a key by default, and the maximum decoded size of these messages in
 # bytes.
@@ -44,7 +45,9 @@ _MAX_MESSAGES_OF_KEY, _MAX_DECODED_BYTES = 32, 16 << 20
 
 
 class BaseAdmin(Closeable):
-    """Sends administrative requests, over its own connections or over those of ``rpc_client``, which ``close`` leaves open."""
+    """Sends administrative requests over its own connections, or over the connections of ``rpc_client``. ``close`` does not
+    close the connections of ``rpc_client``.
+    """
 
     def __init__(self, name_server: str | Sequence[str], rpc_client: RpcClient | None = None) -> None:
         addresses = name_server.replace(",", ";").split(";") if isinstance(name_server, str) else name_server
@@ -97,7 +100,7 @@ class BaseAdmin(Closeable):
                     f"broker {name} is older than RocketMQ 5.0 and ignored the attributes {', '.join(sorted(attributes))}",
                     address,
                     topic=topic,
-                    remedy="The topic is an ordinary one there now; use newer brokers, or delete it",
+                    remedy="This broker created an ordinary topic. Use a newer broker, or delete the topic",
                 )
         return self._await_route(topic, configs, deadline)
 
@@ -158,7 +161,10 @@ class BaseAdmin(Closeable):
                             perm & _broker_permission(self, name),
                         )
             if deadline.expired:
-                remedy = "The brokers have applied the change; if a name server withholds write permission: mqadmin addWritePerm"
+                remedy = (
+                    "The brokers have applied the change. If a name server withholds write permission from a broker, run: "
+                    "mqadmin addWritePerm"
+                )
                 raise CallTimeout("the name server does not show the topic in time", topic=topic, remedy=remedy)
             if registration_due.expired:
                 shown_by_broker = {
@@ -174,8 +180,8 @@ class BaseAdmin(Closeable):
         """Delete a topic and its data: on masters, then on slaves, then on name servers. Raises ``RouteNotFound`` if the topic
         does not exist. The error of a slave or a name server is raised at the end.
 
-        A slave deletes the topic when its master deletes the topic, but keeps the index, which a new topic of the same name would
-        inherit. Therefore slaves also get a request, as from Java's DeleteTopicSubCommand.
+        When a master deletes a topic, its slaves delete the topic, too, but keep the index of the topic. A new topic of the
+        same name would inherit this index. Therefore slaves also get a request, as from Java's DeleteTopicSubCommand.
         """
         self.route(topic)
         on_wire = self._rpc_client.on_wire(topic)
@@ -213,7 +219,7 @@ class BaseAdmin(Closeable):
             return bodies.topic_config(
                 self._request_master(broker, rpc.GET_TOPIC_CONFIG.request(topic=on_wire, bname=broker)).body
             )
-        except NotSupported:  # brokers before 5.0 only report all topics at once; a Proxy reports none
+        except NotSupported:  # brokers before 5.0 can only report all topics at once, and a Proxy reports no topic
             return bodies.topic_config(
                 self._request_master(broker, rpc.GET_ALL_TOPIC_CONFIG.request(bname=broker)).body, on_wire
             )
@@ -239,7 +245,7 @@ class BaseAdmin(Closeable):
         """Return messages that have a key and were stored in this period, from the indexes of the topic's brokers.
 
         Each broker returns at most ``_MAX_MESSAGES_OF_KEY`` messages. Messages beyond ``_MAX_DECODED_BYTES`` stay compressed,
-        because callers need only their ids. If a master is down, its slave is asked.
+        because callers need only their ids. If a master is down, its slave gets the request.
         """
         messages: list[ReceivedMessage] = []
         decode_budget = DecodeBudget(_MAX_DECODED_BYTES)
@@ -266,8 +272,8 @@ class BaseAdmin(Closeable):
         return consume_progress(self._rpc_client, self.route(topic), self._rpc_client.on_wire(group))
 
     def consumed_topics(self, group: str) -> list[str]:
-        """Topics for which brokers have offsets of a group, including the group's retry topic. If a master is down, its slave is
-        asked.
+        """Topics for which brokers have offsets of a group, including the group's retry topic. If a master is down, its slave
+        gets the request.
         """
         topics: set[str] = set()
         for name, broker in require_brokers(self.cluster()).items():
@@ -331,9 +337,10 @@ def _configure_topic(
 def _register_topic(
     admin: BaseAdmin, topic: str, shown_by_broker: Mapping[str, _QueuesAndPerm | None], deadline: Deadline
 ) -> None:
-    """Register the topic at name servers on behalf of its brokers, because a broker does not register a configuration that it
-    already has. Repeats the registration until the brokers' configurations are the registered ones. ``shown_by_broker`` has the
-    queues and the permission that name servers have, by broker.
+    """Register the topic at name servers on behalf of its brokers. A second change request with the same configuration would
+    not help, because a broker does not register a configuration that it already has. Repeats the registration until the
+    brokers' configurations are equal to the registered configurations. ``shown_by_broker`` has the queues and the permission
+    that name servers have, by broker.
 
     A broker with ``enableSingleTopicRegister`` sends the same request (``registerSingleTopicAll``).
     """
@@ -364,8 +371,8 @@ def _configs_to_register(
     shown_by_broker: Mapping[str, _QueuesAndPerm | None],
     registered_configs: Mapping[str, TopicConfig],
 ) -> dict[str, TopicConfig]:
-    """Return the current configurations to register, by broker. Omits a broker if ``wipeWritePerm`` may have removed its
-    permission.
+    """Return the current configurations to register, by broker. Omits a broker if ``wipeWritePerm`` may have removed the write
+    permission of the broker.
     """
     configs = dict[str, TopicConfig]()
     for name, shown_value in shown_by_broker.items():
@@ -397,8 +404,8 @@ def _queues_and_perm(config: TopicConfig | QueueData) -> _QueuesAndPerm:
 def _change_each(
     masters: Mapping[str, str], change: Callable[[str, str], Command]
 ) -> Iterator[tuple[str, str, Command]]:
-    """Change one master after the other; yields name, address and answer. The error names the masters that have applied the
-    change.
+    """Change one master after the other; yields name, address and answer. If a master fails, the raised error names the masters
+    that have applied the change.
     """
     changed_brokers: list[str] = []
     for name, address in masters.items():
@@ -450,7 +457,9 @@ def _partial_result(
 
 
 def _broker_permission(admin: BaseAdmin, broker: str) -> int:
-    """The permission of a broker, which limits the permissions of its topics in routes; -1 if it limits nothing."""
+    """The permission of a broker; -1 if it limits nothing. A broker's permission limits the permissions of its topics in
+    routes.
+    """
     read_and_write = Perm.READ | Perm.WRITE
     permission = bodies.config_number(admin.broker_config(broker), "brokerPermission")
     return -1 if permission is None or permission & read_and_write == read_and_write else permission
@@ -478,7 +487,7 @@ def batch_attributes(attributes: Mapping[str, str] | None = None) -> dict[str, s
     if merged_attributes.setdefault(QUEUE_TYPE, BATCH_QUEUE) != BATCH_QUEUE:
         raise OptionError(
             f"attribute {QUEUE_TYPE!r} is {merged_attributes[QUEUE_TYPE]!r}, but that of a batch topic is {BATCH_QUEUE!r}",
-            remedy="Leave one of them out",
+            remedy="Leave out this attribute, or create a topic that is not a batch topic",
         )
     return merged_attributes
 

@@ -102,8 +102,8 @@ class BrokerClient:
         }
 
     def first_kept_offset(self, group: str, queue: MessageQueue, time_ms: int, deadline: Deadline) -> int:
-        """Return the offset of the first message of a compaction topic that was stored at or after a time. This offset may be
-        below the minimum offset of the queue.
+        """Return the offset of the first message that was stored at or after a time, in a queue of a compaction topic. This
+        offset may be below the minimum offset of the queue.
         """
 
         def next_store_time_ms(offset: int) -> int:
@@ -131,7 +131,9 @@ class BrokerClient:
         return _answer_or_error(answer, command, address, (Response.SUCCESS,))
 
     def remove_unrouted_entries(self, table: dict[tuple[str, str], T]) -> None:
-        """Remove the entries of ``table`` that no cached route has. The keys of ``table`` are pairs of broker and topic."""
+        """Remove the entries of ``table`` whose broker and topic are in no cached route. The keys of ``table`` are pairs of
+        broker and topic.
+        """
         routed_topics = self._routes.cached_topic_brokers()
         for key in [key for key in list(table) if key[::-1] not in routed_topics]:
             table.pop(key, None)

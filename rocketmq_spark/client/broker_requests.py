@@ -1,4 +1,4 @@
-"""Requests that brokers send to group members: decoded to values of ``model/membership``, and the answers encoded."""
+"""Decodes the requests that brokers send to group members into values of ``model/membership``, and encodes the answers."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class OffsetCommit:
 
         A broker creates a table for the group and the topic at the first commit. If two commits create the table at the same
         time, one commit is lost (ConsumerOffsetManager.commitOffset in 5.5.0). If the commit of a first queue fails, the other
-        queues of the same topic and broker get the same error. The first queues get half of the time, so that a broker that
-        hangs leaves time for the others.
+        queues of the same topic and broker get the same error. The commits of the first queues get half of the time. So if a
+        broker hangs, half of the time is left for the other queues.
         """
         first_queue_by_key = first_queues(offsets)
         half_deadline = self.deadline.within(self.deadline.remaining() / 2)
@@ -115,7 +115,8 @@ class RemotingCommitter:
             ):
                 if isinstance(error, GroupNotFound):
                     problem = (
-                        "a Proxy does not let it be created, nor does its broker (autoCreateSubscriptionGroup=false)"
+                        "a Proxy does not let it be created, and the broker behind the Proxy creates no groups "
+                        "(autoCreateSubscriptionGroup=false)"
                     )
                     raise _not_created_error(group, error, problem) from e
                 if error.retriable and not isinstance(error, NotReadable | TopicNotFound):

@@ -106,7 +106,7 @@ class MemberRegistry:
             if member.consumes and members:
                 raise LocalProtocolError(
                     f"consumer group {member.group!r} has a member in this process already",
-                    remedy="Close the other one first, or run this one in another process",
+                    remedy="Close the other member first, or run this member in another process",
                 )
             self._members[key] = (*members, member)
 
@@ -144,8 +144,8 @@ class MemberRegistry:
             return any(member.all_brokers for members in self._members.values() for member in members)
 
     def reply_groups(self) -> list[str]:
-        """Return one group that has a member with ``receives_replies``, as a list with its name on brokers. The list is empty if
-        there is no such group.
+        """Return a list with the name of one group that has a member with ``receives_replies``. The name is the group's name on
+        brokers. The list is empty if there is no such group.
         """
         with self._lock:
             return [
@@ -155,7 +155,9 @@ class MemberRegistry:
             ][:1]
 
     def on_request(self, request: ServerRequest) -> bool:
-        """Dispatch a request of a broker; runs on the thread that reads answers. Returns False if no member accepts it."""
+        """Dispatch a request of a broker; runs on the thread that reads answers. Returns False if no member accepts the
+        request.
+        """
         code, ext = request.command.code, request.command.ext
         try:
             if code == Request.CHECK_TRANSACTION_STATE:  # the message in the request has the group's name
@@ -242,7 +244,8 @@ class ClientInstance:
         self._make_timer = make_timer
         self._lock = threading.Lock()
         self._cluster: Mapping[str, BrokerData] = {}
-        # Held while heartbeats are sent and groups are unregistered, so that no heartbeat registers a group that has just left.
+        # Held while heartbeats are sent, and while groups are unregistered. Without this lock, a heartbeat that was prepared
+        # earlier could register a group again that has just been unregistered.
         self._registration_lock = threading.Lock()
         self._lingering_groups: dict[
             str, None
@@ -303,7 +306,7 @@ class ClientInstance:
         left_groups = [name for name in {group_on_wire: None, **self._lingering_groups} if name not in producer_groups]
         self._is_reply_connection_lost = True
         self._reregister([*left_groups, *reply_groups], deadline)
-        self._lingering_groups.clear()  # the last step, so that heartbeats after an interruption include these groups
+        self._lingering_groups.clear()  # only now, so that after an interruption heartbeats still include these groups
         self._checked_groups.difference_update(left_groups)
         self._is_reply_connection_lost = not reply_groups  # see ``register_connection``
 
@@ -424,7 +427,7 @@ class ClientInstance:
         due_ms = timer.now_ms() + 1000 * delay_s
         if due_ms < self._heartbeat_due_ms:
             timer.call_later(delay_s, functools.partial(self._heartbeat_tick, timer, due_ms))
-            self._heartbeat_due_ms = due_ms  # only now: ``call_later`` raises if no thread can start
+            self._heartbeat_due_ms = due_ms  # set last, because nothing is scheduled if ``call_later`` raises an error
 
     def _heartbeat_tick(self, timer: Timer, due_ms: float) -> None:
         with self._lock:

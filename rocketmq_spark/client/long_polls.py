@@ -72,7 +72,9 @@ class LongPolls:
             ):
                 with without_blocking():  # this thread also sends other pulls, so it must not wait for this socket
                     send(request)
-            else:  # a pull that is sent later must not commit: a reset or the next owner may store an offset first
+            else:
+                # This pull is sent later, so it must not commit an offset. Before it is sent, a reset or the next owner of the
+                # queue may commit another offset, which this commit would overwrite.
                 self._executor.run(address, functools.partial(send, replace(request, commit_offset=None)))
         except RocketMQError as e:
             done(e)
@@ -85,7 +87,7 @@ class LongPolls:
         """Send a pull of the group to each broker, because brokers with ``autoCreateSubscriptionGroup`` create a group at its
         first pull. Returns the errors.
 
-        The pulls have a filter: if a group has no members, a Proxy forwards only its pulls with a filter.
+        The pulls have a filter, because a Proxy forwards the pulls of a group without members only if the pulls have a filter.
         """
         requests = []
         for queue in {queue.broker_name: queue for queue in offsets}.values():
@@ -112,8 +114,8 @@ class LongPolls:
         )
 
     def _request_for_broker(self, request: PullRequest, deadline: Deadline) -> PullRequest:
-        """Return the request for the broker. If a pull has tags, a broker drops whole batches of a batch topic. So only this
-        client compares the tags of a batch topic.
+        """Return the request for the broker. If a pull from a batch topic has tags, the broker may drop whole batches. So for a
+        batch topic, the request has no tags, and only this client compares the tags.
         """
         queue, requested_filter = request.queue, request.filter
         try:
@@ -149,8 +151,8 @@ class LongPolls:
 def replica(broker: BrokerData, broker_id: int) -> tuple[int, str]:
     """Return id and address of the replica to pull from, by default replica ``broker_id``.
 
-    If replica ``broker_id`` is a slave that is gone, returns the replica with the next id. If there is none, returns the
-    replica with the lowest id.
+    If replica ``broker_id`` is a slave that is gone, returns the replica with the next id. If that replica does not exist
+    either, returns the replica with the lowest id.
 
     Mirrors ``MQClientInstance.findBrokerAddressInSubscribe``.
     """

@@ -81,7 +81,7 @@ class RemotingMember:
         member = RegisteredMember(group, heartbeat_s, broker_requests, lambda: group_membership(group, membership()))
         leave = functools.partial(
             self._instance.leave, member
-        )  # created before ``join``, because nothing may fail after ``join``
+        )  # created before ``join``: after an error between ``join`` and ``return``, nobody could call ``leave``
         self._instance.join(member)
         return leave
 

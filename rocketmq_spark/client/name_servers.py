@@ -100,8 +100,8 @@ class NameServers:
     def _request_with_retry(
         self, address: str, make_command: Callable[[], Command], deadline: Deadline | None
     ) -> Command:
-        """Send a request, and once more after a fault: a name server fails with ConcurrentModificationException if a route
-        changes while it is encoded.
+        """Send a request, and send it once more after a fault. A name server fails with ConcurrentModificationException if a
+        route changes while the name server encodes the route.
         """
         try:
             return self.rpc_client.request(address, make_command(), deadline)
@@ -134,7 +134,7 @@ class NameServers:
         ]
 
     def request_all_servers(self, make_command: Callable[[], Command], deadline: Deadline | None = None) -> None:
-        """Send the request to all servers at once, because they do not replicate. Raises the first error at the end."""
+        """Send the request to all servers at once, because name servers do not replicate. Raises the first error at the end."""
         server_deadline = self._server_deadline(deadline) or Deadline.after(self.rpc_client.request_timeout_s)
         answers = self.rpc_client.invoke_each(
             [(address, make_command()) for address in self.addresses], server_deadline

@@ -83,9 +83,9 @@ class RemotingOffsetReader:
     ) -> dict[MessageQueue, QueueBounds]:
         """See ``ports.OffsetReader``. Sends one request per topic and broker, all at once.
 
-        A queue that its broker does not report, because read queues were reduced, is missing from the result. If the request
-        for a topic and broker fails, ``on_error`` gets the error with one of the queues. A Proxy does not support the request, so
-        from a Proxy the offsets are requested queue by queue.
+        If the number of read queues was reduced, a broker does not report the removed queues, and the result does not have
+        them. If the request for a topic and broker fails, ``on_error`` gets the error with one of the queues. A Proxy does not
+        support the request, so from a Proxy the offsets are requested queue by queue.
         """
         sorted_queues = sorted(dict.fromkeys(queues))
         first_queue_by_key = first_queues(sorted_queues)
@@ -126,7 +126,8 @@ class RemotingOffsetReader:
     def _bounds_from(
         self, command: BrokerCommand, body: Bytes, requested_queues: set[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds] | BrokerNotFound:
-        """Parse an answer, or reuse the cached result of an equal answer, because most topics have no new messages.
+        """Parse an answer. If the answer is equal to the previous answer, reuse the cached result. Answers are often equal,
+        because most topics have no new messages.
 
         An answer names its broker with each queue, which shows whether another broker now has the address. Only requested
         queues are cached, because a broker may report any number of queues.

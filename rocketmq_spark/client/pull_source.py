@@ -19,7 +19,8 @@ from rocketmq_spark.model import (
 T = TypeVar("T")
 
 
-# The maximum age of attributes for a read, because a topic may be created again with another type.
+# The maximum age of cached attributes for a read. It is short, because a topic may be deleted and created again with another
+# type.
 ATTRIBUTES_MAX_AGE_S = 1.0
 
 
@@ -45,7 +46,7 @@ class RemotingPulls:
         return self._routes.get(topic, 0.0, deadline.within(self._rpc_client.request_timeout_s))
 
     def is_compacted(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
-        remedy = "Offsets without messages were found, which is right for compaction topics only"
+        remedy = "Offsets without messages were found. Such offsets are right for compaction topics only"
         attributes = self._fetch_with_retries(
             lambda attempt_deadline: self._attributes.attributes(
                 queue.topic, queue.broker_name, attempt_deadline, ATTRIBUTES_MAX_AGE_S
@@ -72,5 +73,5 @@ class RemotingPulls:
                 lambda: fetch(overall_deadline.within(self._rpc_client.request_timeout_s)), overall_deadline
             )
         except AccessDenied as e:
-            e.remedy = f"{remedy}; to determine the type of the topic, the reader needs the permission Get on it"
+            e.remedy = f"{remedy}. To determine the type of the topic, the reader needs the permission Get on the topic"
             raise

@@ -67,7 +67,7 @@ def _with_valid_offsets(
             is_decoded_batch = is_batch and message.decode_error is None
             if is_decoded_batch and message.queue_offset < start:
                 continue
-            # With a later offset, a commit would skip messages that were not consumed.
+            # ``next_offset`` replaces an impossible offset. With a later offset, a commit could skip messages not yet consumed.
             if not is_decoded_batch and not next_offset <= message.queue_offset <= max_offset:
                 message = replace(message, queue_offset=next_offset)
             next_offset = message.queue_offset + 1

@@ -51,7 +51,7 @@ from rocketmq_spark.wire.properties import (
 
 logger = logging.getLogger(__name__)
 
-_MAX_LOG_LINES = 5  # the most log lines about each kind of bad reply in each ``LOG_PAUSE_S``
+_MAX_LOG_LINES = 5  # the maximum number of log lines in a period of ``LOG_PAUSE_S``, for each kind of bad reply
 # Java's MixAll.REPLY_MESSAGE_FLAG, the message type of a reply.
 _REPLY_TYPE = "reply"
 _REQUESTER_GONE_REMEDY = "Perhaps the requester has ended, or stopped waiting"
@@ -83,8 +83,8 @@ class AwaitedReplies:
         return lambda: self._cancel(correlation_id)
 
     def take_forwarding_brokers(self) -> frozenset[str] | None:
-        """Return the brokers that forwarded other replies during each of the waits that timed out; None if no wait timed out.
-        Also forgets these waits.
+        """Return the brokers that forwarded other replies during every wait for a reply that timed out; None if no wait timed
+        out. The next call does not consider these waits again.
         """
         with self._lock:
             brokers, self._forwarding_brokers = self._forwarding_brokers, None

@@ -35,19 +35,21 @@ logger = logging.getLogger(__name__)
 
 ROUTE_AGE_S = 30.0
 # Brokers register every 30 s by default (``registerNameServerPeriod``), and at least every 60 s. A broker that no name server
-# lists for ``UNLISTED_S`` has left the cluster. ``UNLISTED_S`` is shorter than the default of ``sendTimeout``, so that a write
-# lasts until a broker that hangs has left.
+# lists for ``UNLISTED_S`` has left the cluster. ``UNLISTED_S`` is shorter than the sink's default of ``sendTimeout``, so that a
+# broker that hangs has left before the write times out.
 UNLISTED_S = 90.0
 
 _SILENT_SERVERS_REMEDY = "Start the name servers that do not answer, or remove them from option 'nameServer'"
 
 
-# Forgotten routes are kept for their addresses, because a name server that has just started knows no topic. If there are more
-# than ``_MAX_FORGOTTEN_ROUTES`` forgotten routes, those that were forgotten more than ``UNLISTED_S`` ago are discarded.
+# If a name server does not know a topic, the client forgets the topic's route. The addresses in forgotten routes stay in use,
+# because a name server that has just started knows no topic. If there are more than ``_MAX_FORGOTTEN_ROUTES`` forgotten routes,
+# those that were forgotten more than ``UNLISTED_S`` ago are discarded.
 _MAX_FORGOTTEN_ROUTES = 64
 # ``_MAX_BYTES`` limits the encoded size of the cached routes, which take about seven times as much memory. 10,000 topics on 30
-# brokers have 75 MiB. Each queue adds ``_QUEUE_BYTES``, because each queue becomes an object, and 200 bytes may announce 200,000
-# queues. Only ``_MAX_PARALLEL`` routes are refreshed at a time, because all answers of one round are in memory.
+# brokers have 75 MiB. Each queue adds ``_QUEUE_BYTES``, because each queue becomes an object, and a route of 200 bytes may
+# announce 200,000 queues. Only ``_MAX_PARALLEL`` routes are refreshed at a time, because all answers of one round are in
+# memory.
 _MAX_BYTES, _MAX_PARALLEL, _MAX_SHOWN_CHARACTERS = 128 << 20, 64, 127
 _QUEUE_BYTES = 128
 
@@ -109,8 +111,8 @@ def _unlisted_bytes(unlisted_brokers: _UnlistedBrokers) -> int:
 class Routes:
     """Caches routes by topic, with their age. Implements ``ports.RouteReader``, whose docstrings also hold here.
 
-    Thread-safe. The lock is not held during requests: threads that need the same topic at the same time all request it, and the
-    last answer is cached.
+    Thread-safe. The lock is not held during requests. So if several threads need the route of a topic at the same time, each
+    thread requests the route, and the last answer is cached.
     """
 
     def __init__(self, name_servers: NameServers) -> None:
@@ -177,7 +179,8 @@ class Routes:
             unlisted_brokers = self._unlisted_brokers_locked(topic, route)
             size += _unlisted_bytes(unlisted_brokers)
             self._check_room_locked(topic, size, has_room)
-            cached_entry = self._routes.get(topic)  # another thread may have cached it since ``get`` read the cache
+            # Another thread may have cached a route since ``get`` read the cache.
+            cached_entry = self._routes.get(topic)
             if cached_entry is not None and cached_entry[1] == route:
                 route = cached_entry[1]
             self._forgotten_routes.pop(topic, None)
@@ -208,7 +211,7 @@ class Routes:
                 f"with {description}, the routes of this client would have {other_bytes + size} bytes, {_QUEUE_BYTES} for each "
                 f"queue included; this is more than its share of the {_MAX_PROCESS_BYTES} bytes for all clients of this process",
                 topic=key[:_MAX_SHOWN_CHARACTERS] or None,
-                remedy="Read fewer topics in one process, or use the same connection options for all",
+                remedy="Read fewer topics in one process, or use the same connection options for all topics",
             )
         while other_bytes + size > _MAX_BYTES and (
             forgotten_topic := next((topic for topic in self._forgotten_routes if topic != key), None)
@@ -220,8 +223,8 @@ class Routes:
                 f"with {description}, the routes of {len(self._routes)} topics would have {other_bytes + size} bytes, "
                 f"{_QUEUE_BYTES} for each queue included; at most {_MAX_BYTES} bytes are kept",
                 topic=key[:_MAX_SHOWN_CHARACTERS] or None,
-                remedy="Read fewer topics in one process: a narrower 'subscribePattern'. If the topics have few brokers, "
-                "look at what the name server answers: rocketmq-spark topic describe",
+                remedy="Read fewer topics in one process, for example with a narrower 'subscribePattern'. If the topics have "
+                "few brokers, look at what the name server answers: rocketmq-spark topic describe",
             )
 
     def _unlisted_brokers_locked(self, topic: str, route: TopicRoute) -> _UnlistedBrokers:
@@ -383,7 +386,8 @@ class Routes:
         self._name_servers.rpc_client.pool.advertise(addresses, peer)
 
     def _with_acting_masters(self, route: TopicRoute, deadline: Deadline | None) -> TopicRoute:
-        """Return the route with ``acting`` corrected: a broker is an acting master if the list of all brokers has another master.
+        """Return the route with ``acting`` corrected. A broker is an acting master if the list of all brokers has another
+        address as the master of the broker.
 
         A route does not distinguish an acting master from the master of a topic that is not writable. If the list cannot be
         fetched now, brokers that look like acting masters count as acting masters. If servers cannot list brokers, no broker
@@ -448,7 +452,7 @@ class Routes:
             for topic, (fetched_s, route) in numbered_routes.items():
                 broker_bytes = _broker_bytes(route.brokers.values())
                 if self._cached_bytes - address_bytes + broker_bytes <= _MAX_ADDRESS_BYTES:
-                    self._forgotten_routes[topic] = fetched_s, replace(route)  # the copy has no lists of queues
+                    self._forgotten_routes[topic] = fetched_s, replace(route)  # the copy has no cached lists of queues
                     self._set_size_locked(topic, broker_bytes)
             self._numbered_topics = {*self._forgotten_routes}
             self._forgotten_at_s = dict.fromkeys(self._forgotten_routes, self._last_used_s)
@@ -628,9 +632,11 @@ def format_queue_counts(queues: Mapping[str, QueueData]) -> str:
 
 
 def require_brokers(cluster: dict[str, BrokerData]) -> dict[str, BrokerData]:
-    """Return ``cluster``. Raises ``BrokerNotFound`` if ``cluster`` is empty: without brokers, a missing topic proves nothing."""
+    """Return ``cluster``. Raises ``BrokerNotFound`` if ``cluster`` is empty, because without brokers every topic and every
+    group seems to be missing.
+    """
     if not cluster:
-        remedy = "Start one, or look into the logs of those that should be there"
+        remedy = "Start a broker, or look into the logs of the brokers that should be registered"
         raise BrokerNotFound("no broker is registered", remedy=remedy)
     return cluster
 

@@ -34,9 +34,9 @@ from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import names
 from rocketmq_spark.wire.header import Command, Peer
 
-# Brokers report these temporary conditions with the code of internal errors. Each key is the beginning of a remark. The remarks
-# mean that a client sent before a configured time, that there are too few slaves, that there is no space for the next file, and
-# that there are too many timers for one second.
+# Brokers report these temporary conditions with the code of internal errors. Each key is the beginning of a remark. In this
+# order, the remarks mean that a client sent before a configured time, that there are too few slaves, that there is no space for
+# the next file, and that there are too many timers for one second.
 _TRANSIENT_FAULTS: Mapping[str, type[BrokerError]] = {
     "broker unable to service": ServiceNotAvailable,
     "in-sync replicas not enough": ServiceNotAvailable,
@@ -47,7 +47,7 @@ _TRANSIENT_FAULTS: Mapping[str, type[BrokerError]] = {
 _NOT_SUPPORTED = {
     Peer.NAME_SERVER: (
         "the server is a name server, which answers no requests for brokers",
-        "Check option 'addressMap': nameServer is for a Proxy as name server; for a port-forward per broker give JSON such as "
+        "Check option 'addressMap': its value nameServer is only for a Proxy. For a port-forward per broker, give JSON such as "
         '{"10.0.0.5:10911": "localhost:10911"}',
     ),
     Peer.PROXY: (
@@ -147,8 +147,8 @@ class _PendingAnswers:
         return None if grace_s is None else max(grace_s, (time.monotonic() - self._started_s) / 4)
 
     def wait(self, grace_s: float | None = None, max_missing: int = 0) -> None:
-        """Wait for all answers. With ``grace_s``, do not wait for the last ones: if fewer than ``max_missing`` are missing, and
-        none has arrived during the grace, return without them.
+        """Wait for all answers. With ``grace_s``, return earlier if fewer than ``max_missing`` answers are missing, and no
+        answer has arrived during the grace.
 
         The grace begins after the first real answer, because an address that refuses at once does not show how fast other
         addresses answer. The grace grows with the time that the answers take, so that a busy machine does not make brokers
@@ -193,7 +193,7 @@ class RpcClient:
 
     def check_private(self, address: str, secrets_text: str, allow_plain_text: bool = False) -> None:
         """Raise ``OptionError`` if others on the network could read secrets in an exchange with an address. ``secrets_text``
-        names the secrets.
+        is the description of the secrets in the error.
 
         With ``allow_plain_text``, an explicit ``tls=false`` permits the exchange in clear text.
         """

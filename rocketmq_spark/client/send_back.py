@@ -1,4 +1,4 @@
-"""Returns messages that a listener failed on: the broker moves a message, or a copy is sent to the retry topic."""
+"""Returns messages that a listener failed on. The broker moves a message, or the client sends a copy to the retry topic."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ SEND_BACK_ATTEMPTS, COMPRESS_ABOVE_BYTES = 3, 4096
 
 
 # RocketMQ's own properties that a copy keeps. RocketMQ's other properties describe the original message, or make a broker act.
-# Brokers do not check the properties of messages in a batch. So a sender could set properties with which no broker stores a
-# copy.
+# Brokers do not check the properties of messages in a batch. So a sender could set properties in a batch that make every broker
+# reject the copy.
 _COPIED_PROPERTIES = frozenset({
     Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY, Property.INSTANCE_ID,
     Property.ORIGIN_MESSAGE_ID, Property.ORIGIN_GROUP, Property.MSG_REGION, Property.TRACE_ON, Property.TRACE_CONTEXT,
@@ -48,7 +48,8 @@ _COPIED_PROPERTIES = frozenset({
 })  # fmt: skip
 
 
-# Senders may set any number of attempts. Above this maximum, numbers that are computed from it would exceed Java's largest int.
+# Senders may set any number of attempts. Above this maximum, values that are computed from the number of attempts would exceed
+# Java's largest int.
 _MAX_RECONSUME_TIMES = MAX_INT - FIRST_RETRY_LEVEL - 1
 
 
@@ -105,16 +106,16 @@ _MAX_ADDED_BYTES, _MAX_PROPERTY_BYTES = 1024, 1024
 
 
 def _acceptable_properties(properties: dict[str, str], message: ReceivedMessage) -> dict[str, str]:
-    """Return properties that a broker accepts. The properties of a message in a batch may have separators in values, and more
-    bytes than a single message may have. A message with such properties must not block its queue for ever.
+    """Return properties that a broker accepts. The properties of a message in a batch may have separators in values, and may
+    have more bytes than brokers allow for a single message. A message with such properties must not block its queue for ever.
     """
     clean_properties = {name: value.replace("\x01", "?").replace("\x02", "?") for name, value in properties.items()}
     size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in clean_properties.items())
     if size <= MAX_PROPERTIES_BYTES - _MAX_ADDED_BYTES:
         return clean_properties
     logger.warning(
-        "%s: the properties of the message at offset %d have %d bytes; its copy has only RocketMQ's own", message.queue,
-        message.queue_offset, size,
+        "%s: the properties of the message at offset %d have %d bytes; its copy has only RocketMQ's own properties",
+        message.queue, message.queue_offset, size,
     )  # fmt: skip
     return {n: v for n, v in clean_properties.items() if is_reserved(n) and len(v.encode()) <= _MAX_PROPERTY_BYTES}
 

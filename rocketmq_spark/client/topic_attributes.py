@@ -88,7 +88,7 @@ class TopicAttributesCache:
     def stores_batches(self, queue: MessageQueue, deadline: Deadline, max_age_s: float | None = None) -> bool:
         """Whether the topic is a batch topic, in which brokers compare the tags of whole batches only.
 
-        True also at a Proxy: it does not report the type, so clients must compare the tags.
+        True also at a Proxy, because a Proxy does not report the type. So clients must compare the tags themselves.
         """
         return is_batched(self.attributes(queue.topic, queue.broker_name, deadline, max_age_s)) is not False
 
@@ -214,7 +214,7 @@ def max_timer_delays_ms(
 
 
 def has_online_consumer(rpc_client: RpcClient, topic: str, masters: Sequence[str], deadline: Deadline) -> bool:
-    """Whether a consumer that is online at one of ``masters``, which are addresses, has subscribed to the topic.
+    """Whether an online consumer has subscribed to the topic, according to the brokers at the addresses ``masters``.
 
     If no broker reports such a consumer, raises the error of a broker that did not answer.
     """

@@ -158,7 +158,8 @@ class HalfChecks:
     def _answer(self, copy: _Copy, decision: TransactionState) -> bool:
         address, place = copy
         if decision is TransactionState.ROLLBACK and _confirmed_commits().is_at_other_master(place.key, address):
-            # A second commit delivers the message twice, which is better than losing it.
+            # This master may lack the first commit. If it has the first commit, a second commit delivers the message twice,
+            # which is better than losing the message.
             decision = TransactionState.COMMIT
         try:
             return send_decision(

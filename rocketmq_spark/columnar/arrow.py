@@ -59,7 +59,7 @@ def null_mask(array: pa.Array) -> Mask | None:
 
 
 def non_empty_mask(array: pa.Array) -> Mask | None:
-    """Which rows have a value that is not empty; None if all rows have one."""
+    """Which rows have a value that is not empty; None if all rows have such a value."""
     non_empty: Mask = lengths(array) > 0
     nulls = null_mask(array)
     if nulls is not None:

@@ -4,7 +4,7 @@ This module is pure: time and answers are arguments, and the caller sends the re
 
 - ``pull_offset``: where its next pull begins.
 - ``position``: the offset after the last message that a poll returned.
-- ``finished_offset``: all messages before it are finished, so it may be committed.
+- ``finished_offset``: all messages before this offset are finished, so the offset may be committed.
 
 The messages of a poll are finished when the next poll begins, so no message is lost if the program ends before that poll. If
 Ctrl-C interrupts a poll, or the caller leaves the loop over its messages, some messages that the poll took may not be returned.
@@ -159,7 +159,7 @@ class ReadyParts:
         waiting_parts = iter(self._parts)
         while len(oldest_parts) < max(max_parts, 1) and (part := next(waiting_parts, None)) is not None:
             state = self._states.get(part.queue)
-            # The state is None if Ctrl-C interrupted ``assign`` before it dropped the parts of the queue.
+            # The state is None if Ctrl-C interrupted ``assign`` before ``assign`` dropped the parts of the queue.
             if state is None or state.paused:
                 remaining_parts.append(part)
             elif max_parts == ONE_ANSWER and len(part.ends) > 1:
@@ -190,8 +190,8 @@ class ReadyParts:
                 taken_part.state.position = next_offset
 
     def may_return(self, part: FetchedPart) -> bool:
-        """Whether a loop may yield messages of ``part``. False if the part was taken back, or if its queue was sought or is
-        paused.
+        """Whether a loop may yield messages of ``part``. False if the part was put back, if the queue is paused, or if the
+        queue was revoked or moved by a seek since the poll.
         """
         return any(
             taken_part.part is part and not taken_part.state.paused and self._is_current(taken_part)
@@ -199,7 +199,7 @@ class ReadyParts:
         )
 
     def has_current_part(self) -> bool:
-        """Whether some taken part has a queue that was not revoked and not sought since the poll."""
+        """Whether some taken part has a queue that was neither revoked nor moved by a seek since the poll."""
         return any(map(self._is_current, self._taken_parts))
 
     def has_taken(self, state: AssignedQueue) -> bool:
@@ -222,7 +222,7 @@ class ReadyParts:
         for part in parts:
             self._states[part.queue].cached_count += part.offset_count
             self._states[part.queue].cached_bytes += len(part.stored)
-        # The new values are assigned after the loops that count, because Ctrl-C may interrupt the loops.
+        # Ctrl-C may interrupt the loops above. The attributes are set after the loops, so that the next call counts again.
         self._parts, self._taken_parts, self._counts_are_valid = parts, [], True
         self._skip_gaps(
             [taken_part for taken_part in current_parts if taken_part.part.next_offset <= taken_part.returned_up_to]
@@ -238,7 +238,8 @@ class ReadyParts:
         return first_offsets
 
     def _skip_gaps(self, taken_parts: Sequence[_TakenPart]) -> None:
-        """Set the positions after parts that were returned completely, and skip offsets without messages.
+        """For each part that was returned completely: set the position of its queue after the part, and skip offsets without
+        messages.
 
         If the topic was created again, the new position may be before the part.
         """
@@ -255,7 +256,7 @@ class ReadyParts:
 class AssignedQueues:
     """All assigned queues of a consumer. Other classes only read ``states``.
 
-    A queue is pulled while fewer than ``max_count`` of its offsets, and fewer than ``max_bytes``, wait for a poll.
+    A queue is pulled while fewer than ``max_count`` offsets and fewer than ``max_bytes`` bytes of the queue wait for a poll.
     """
 
     def __init__(self, max_count: int, max_bytes: int = 100 << 20) -> None:
@@ -295,7 +296,7 @@ class AssignedQueues:
         return uncommitted_offsets
 
     def pause(self, queues: Iterable[MessageQueue], paused: bool = True) -> None:
-        """Pause or resume these queues: no pulls, and no messages for polls. Messages that were pulled are kept."""
+        """Pause or resume these queues. A paused queue is not pulled, and its cached messages wait until it is resumed."""
         for queue in queues:
             self.states[queue].paused = paused
 
@@ -305,8 +306,8 @@ class AssignedQueues:
         """
         state = self.states[queue]
         state.pull_offset = state.position = state.finished_offset = offset
-        # The committed offset is None, so that the next commit stores the offset: an earlier commit whose answer was lost may
-        # have stored another offset.
+        # None makes the next commit store the offset, even if the offset equals the last committed offset. The answer to an
+        # earlier commit may be lost, and the earlier commit may have stored another offset.
         state.committed_offset = None
         state.broker_id, state.retry_at = MASTER_ID, 0.0
         self._renew_token(state)
@@ -326,7 +327,7 @@ class AssignedQueues:
         """Return the pulls to send now: at most one per queue, and no pull for the queues in ``excluded_queues``.
 
         A pull is in flight until ``on_answer``, ``on_failure`` or ``cancel`` is called. Each pull is added to ``requests``
-        before its queue is marked, so that the caller can cancel the pull after Ctrl-C.
+        before ``is_fetching`` is set, so that the caller can cancel the pull after Ctrl-C.
         """
         requests = [] if requests is None else requests
         for queue, state in self.states.items():
@@ -404,7 +405,9 @@ class AssignedQueues:
             self.on_released_queue_reset(request.queue, offset)
 
     def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
-        """Mark these queues as no longer read ahead, so that their pulls are due. The next read begins at ``cooldown_until``."""
+        """Mark these queues as no longer read ahead, so that their pulls are due. The queues are not read ahead again before
+        ``cooldown_until``.
+        """
         for request in requests:
             if (state := self._current_queue(request)) is not None:
                 state.is_fetching = False

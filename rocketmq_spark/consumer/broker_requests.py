@@ -63,7 +63,7 @@ class BrokerRequestHandler:
         self.closed = False  # listeners are not called after the close
 
     def __call__(self, address: str, request: BrokerRequest) -> RequestAnswer | None:
-        """Return the answer to a request of the broker at ``address``; None if the broker expects none."""
+        """Return the answer to a request of the broker at ``address``; None if the broker expects no answer."""
         match request:
             case MembersChanged():
                 logger.info("the broker at %s reports that the members of the group changed", address)
@@ -138,7 +138,7 @@ class BrokerRequestHandler:
 
         The group must be subscribed to the topic of the queue, and to the topic that the message names. If the message is a
         retry, its queue belongs to the retry topic, and the message names its original topic. The topic that the message names
-        is checked because any sender can write the name of another topic.
+        is checked, too, because any sender can write the name of another topic into a message.
         """
         if not self._settings.answer_direct_messages:
             raise MessageRefused("option 'answerDirectMessages' of this member is false", topic=message.topic)
@@ -192,7 +192,7 @@ class PullRequestHandler:
     """Handles the requests of brokers to a ``PullConsumer``.
 
     ``on_members_changed`` makes the consumer check its group soon. ``on_foreign_reset`` gets resets of queues that are not
-    assigned. If the consumer is acquiring such a queue, its start offset may be from before the reset.
+    assigned. If the consumer is acquiring such a queue, it may have read the start offset before the reset.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 _IDLE_CHECK_INTERVAL_S = 0.01
 _CLOSED_CHECK_INTERVAL_S = 1.0
-# A run sends back at most this many late messages of a queue, or all late messages of one call.
+# A run sends back late messages call by call, and stops when it has sent back at least this many messages.
 MAX_LATE_MESSAGES_PER_RUN = 16
 DELAY_LEVEL = 3
 
@@ -130,14 +130,14 @@ class ConcurrentConsumeService:
         self._tracebacks = TracebackLimit()
         self.replier: Replier | None = None  # sends replies to requests
         # The calls by ``id``. The dictionary is changed without a lock, in single steps of the interpreter: see
-        # ``_record_results``. A call stays in the dictionary until its messages are finished or wait for another call, so that
-        # the messages become late if anything fails.
+        # ``_record_results``. A call stays in the dictionary until its messages are finished or wait for another call. So if
+        # anything fails, the messages become late messages, which are sent back.
         self._calls: dict[int, ConcurrentCall] = {}
         self._ended_calls: deque[ConcurrentCall] = deque()  # ended calls whose results are not recorded yet
         self._result_lock = threading.Lock()  # held by the thread that records results
         self._late_return_threads = late_return_threads
         # Each queue whose late messages are being sent back has a lock in this dictionary. A failed call of the queue waits for
-        # the lock, and then sends back only its messages that were not late.
+        # the lock, and then sends back only its messages that were not sent back as late messages.
         self._return_locks: dict[ProcessQueue, threading.Lock] = {}
         self._closed = False
 
@@ -167,8 +167,8 @@ class ConcurrentConsumeService:
         call = ConcurrentCall(
             queue, messages, self._timer.now_ms(), self.context(queue.queue, messages), self._on_outcome
         )
-        # The call is added before the check, because a thread that closes this service, and then waits for calls, must see the
-        # call.
+        # The call is added before the check. Otherwise, a thread that closes this service between the two steps would not see
+        # the call, and would not wait for it.
         self._calls[id(call)] = call
         if queue.dropped or self._closed:
             self._calls.pop(id(call), None)
@@ -201,7 +201,7 @@ class ConcurrentConsumeService:
         return submission
 
     def wait_for_calls(self, deadline: Deadline) -> bool:
-        """Wait for calls that run on no thread of the workers; returns False after the deadline."""
+        """Wait for calls that do not run on threads of the workers; returns False after the deadline."""
         if not isinstance(self._listener, DeferredListener):
             return True
         while self._calls and not deadline.expired:
@@ -232,16 +232,16 @@ class ConcurrentConsumeService:
             return late_messages(queue, list(self._calls.values()), self._timer.now_ms(), self._timeout_ms)
 
     def _send_late_messages_of_queue_back(self, queue: ProcessQueue) -> None:
-        """Send back the late messages of a queue, until the queue has none or no broker accepts them."""
+        """Send back the late messages of a queue, until the queue has no late messages or no broker accepts them."""
         remaining_count = MAX_LATE_MESSAGES_PER_RUN
-        # The lock exists before the search for late messages, so that a call that is settled after the search finds the lock.
+        # The lock is created before the search for late messages, so that a call that fails after the search finds the lock.
         lock = self._return_locks.setdefault(queue, threading.Lock())
         try:
             while remaining_count > 0 and not self._closed:
                 with lock:
                     late_batch, unsent_messages = self._send_late_messages_of_call_back(queue)
                 if unsent_messages or not late_batch:
-                    return  # the next search would find the same messages
+                    return  # the next search would have the same result
                 remaining_count -= len(late_batch)
         finally:
             del self._return_locks[queue]
@@ -311,8 +311,8 @@ class ConcurrentConsumeService:
         """Record the results of all threads. If another thread is recording results, that thread also records the result of
         this thread.
 
-        No thread waits for another thread: the interpreter would then switch threads for each message, and a quick listener
-        would need three times as long.
+        No thread waits for another thread. If threads waited, the interpreter would switch threads for each message, and the
+        calls of a quick listener would take three times as long.
         """
         while self._ended_calls and self._result_lock.acquire(blocking=False):
             try:
@@ -368,8 +368,8 @@ class ConcurrentConsumeService:
         )
 
     def _send_one_back(self, message: ReceivedMessage, level: int) -> bool:
-        """Send a message back, and return whether a broker accepted it. True in a broadcasting group, which drops failed
-        messages.
+        """Send a message back, and return whether a broker accepted the message. In a broadcasting group, return True, because
+        the group drops failed messages.
         """
         if self._send_back is None:
             return True

@@ -40,7 +40,7 @@ class _Bucket:
 
 
 class ConsumerFigures:
-    """The figures of one member, by the topic of the queues: a redelivered message counts for the retry topic."""
+    """The figures of one member, by the topic of the queue. So a redelivered message counts for the retry topic."""
 
     def __init__(self) -> None:
         self._buckets: dict[str, deque[_Bucket]] = {}

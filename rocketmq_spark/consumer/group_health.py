@@ -124,7 +124,9 @@ POP_REMEDY = (
 
 
 class ConsumeModes:
-    """Warns if the consume mode of a topic is POP, because members over remoting pull. Warns once for each topic and broker."""
+    """Warns if the consume mode of a topic is POP. Members over remoting pull even then, so messages may be delivered twice.
+    Warns once for each topic and broker.
+    """
 
     def __init__(self, port: GroupMember, group: str, subscriptions: Subscriptions) -> None:
         self._port = port
@@ -175,7 +177,8 @@ class Reregistration:
     def on_connection_lost(self, broker_name: str) -> None:
         """Send a heartbeat when the lost connection to a broker is open again. This method does not block.
 
-        A restarted broker that already knows another member of the group does not reject the pulls of this member.
+        Rejected pulls do not always show that a broker was restarted. If the restarted broker already knows another member of
+        the group, it does not reject the pulls of this member.
         """
         self._schedule_heartbeat(broker_name, self._timer.now_ms() + 1000 * HEARTBEAT_RETRY_PERIOD_S)
 

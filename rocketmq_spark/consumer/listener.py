@@ -225,7 +225,7 @@ class AcknowledgingContext(OrderedContext):
         if name == "auto_commit" and not value:
             raise OptionError(
                 f"auto_commit is {safe_text(value)}, but over gRPC each message is acknowledged by itself; expected True",
-                remedy="Return None for a message that is done, context.suspend() for one that is not",
+                remedy="Return None for a message that is done, or context.suspend() for a message that is not done",
             )
         super().__setattr__(name, value)
 
@@ -255,7 +255,7 @@ class DeferredListener:
     """An internal concurrent listener that calls the user's code later and on another thread, such as in an event loop."""
 
     def submit(self, next_call: NextCall, count: int, at_front: bool = False) -> None:
-        """Queue ``count`` calls without blocking; with ``at_front``, before the calls that wait already.
+        """Queue ``count`` calls without blocking; with ``at_front``, before all waiting calls.
 
         If this method raises, no call begins.
         """

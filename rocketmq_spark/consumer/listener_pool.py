@@ -1,7 +1,7 @@
 """Threads that call listeners.
 
-``ListenerPool`` has a fixed number of threads and an unbounded queue, as Java's pool: adding work never blocks. The limits on
-cached messages pause the pulls of a consumer whose listener is slow.
+``ListenerPool`` has a fixed number of threads and an unbounded queue, as Java's pool: adding work never blocks. The queue does
+not grow for ever, because the limits on cached messages pause the pulls of a consumer whose listener is slow.
 
 Waking a thread takes longer than a call of a quick listener, and threads that are awake compete for the interpreter. Therefore,
 new work wakes a single thread, and a thread that starts work wakes the next thread if more work is waiting. If the work is

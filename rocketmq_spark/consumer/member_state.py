@@ -3,10 +3,11 @@
 Pulls, listeners, rebalances and requests of brokers hold the lock of ``MemberState`` for a decision and release it before
 they act.
 
-``OffsetTable`` (Java's ``RemoteBrokerOffsetStore``) has the next offset of each queue, and which offsets are not committed yet;
-``OffsetStore`` commits them. Results that end out of order may only raise an offset; an ordered commit or a reset overwrites
-it. Java freezes the offset of a queue after it corrected an offset that does not exist; here, results of a dropped queue change
-nothing. ``OffsetTable`` is pure: the caller holds the lock.
+``OffsetTable`` (Java's ``RemoteBrokerOffsetStore``) has the next offset of each queue, and knows which offsets are not
+committed yet. ``OffsetStore`` commits these offsets. Results that end out of order may only raise an offset. An ordered commit
+or a reset overwrites the offset. After Java has corrected an offset that does not exist, it freezes the offset, so that later
+results do not change it. Here, the queue is dropped instead, and results of a dropped queue change nothing. ``OffsetTable`` is
+pure: the caller holds the lock.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ class MemberState:
             self.offsets.raise_to(queue.queue, offset)
 
     def record_end_offset(self, queue: ProcessQueue, end_offset: int | None, now_ms: int) -> None:
-        """Record the end offset of an owned queue, which was requested at ``now_ms``; None if the request failed. If a pull
-        returned an end offset after ``now_ms``, do nothing.
+        """Record ``end_offset`` of an owned queue. The offset was requested at ``now_ms``, and is None if the request failed.
+        If a pull returned an end offset after ``now_ms``, do nothing.
         """
         with self.lock:
             if self.queues.get(queue.queue) is not queue or queue.end_updated_ms > now_ms:

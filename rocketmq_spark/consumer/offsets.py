@@ -7,10 +7,10 @@ offsets would repeat or lose messages. One consumer at a time owns a file. If tw
 would continue at the offsets of the faster consumer.
 
 Each cluster has its own file, because brokers of two clusters may have the same names. Name servers identify a cluster: two lists
-with an address in common belong to one cluster.
+of name servers with an address in common belong to the same cluster.
 
-``RunningConsumer`` calls ``persist`` every ``persist_interval_s``, and ``Ownership`` calls it when it releases a queue.
-``OffsetRequests`` sends the offset requests of a ``PullConsumer``.
+``RunningConsumer`` calls ``persist`` every ``persist_interval_s``, and ``Ownership`` calls ``persist`` when a queue is
+released. ``OffsetRequests`` sends the offset requests of a ``PullConsumer``.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from rocketmq_spark.queues.environment import EnvironmentQueues
 
 logger = logging.getLogger(__name__)
 
-# The files that this process has locked (see ``_file_identity``). The set is needed, because a lock does not keep its own
-# process from locking the file a second time.
+# The files that this process has locked (see ``_file_identity``). The set is needed, because the operating system lets a
+# process lock the same file a second time.
 _locked_files: set[tuple[int, int, int]] = set()
 _locked_files_guard = threading.Lock()
 
 
 def _replace_guard() -> None:
-    """Replace the lock in a forked child: the thread that may hold the lock does not exist there."""
+    """Replace the lock in a forked child, because the thread that may hold the lock does not exist in the child."""
     global _locked_files_guard
     _locked_files_guard = threading.Lock()
 
@@ -114,15 +114,16 @@ class LocalOffsets:
         return str(self._path)
 
     def lock(self) -> None:
-        """Lock the file until ``unlock``, or until the process ends. Raises ``OptionError`` if another consumer has a lock, and
-        ``OffsetError`` if the file, its lock or a folder above belongs to another user.
+        """Lock the file until ``unlock``, or until the process ends. Raises ``OptionError`` if another consumer has locked it,
+        and ``OffsetError`` if the file, its lock or a folder above belongs to another user.
         """
         if self._lock is not None:
             return
         self.check_owner()
         path = self._lock_path
         with _locked_files_guard:
-            # The set is checked before the file is opened, because closing the file would release the lock of this process.
+            # If this process already has the lock, opening and closing the file again would release the lock. So the set is
+            # checked first.
             if _file_identity(path) in _locked_files:
                 raise self._locked_error()
             try:
@@ -211,8 +212,8 @@ class LocalOffsets:
         return next(filter(None, map(folders.foreign_file, paths)), None)
 
     def check_owner(self) -> None:
-        """Raise ``OffsetError`` if another user owns the file, or a folder up to ``localOffsetsDir``: that user could make this
-        consumer skip messages.
+        """Raise ``OffsetError`` if another user owns the file, or a folder up to ``localOffsetsDir``, because that user could
+        make this consumer skip messages.
         """
         if (foreign_file := self._foreign_file()) is not None:
             raise OffsetError(
@@ -229,8 +230,8 @@ class LocalOffsets:
 
     @property
     def _modified_at(self) -> tuple[float, float]:
-        """The times when the file and its backup were written, which decide which of two files is newer. A backup without its
-        file counts as older than any file, because an interrupted move leaves only the backup behind.
+        """The times when the file and its backup were written. They are compared to find the newer one of two files. A backup
+        without its file counts as older than any file, because an interrupted move leaves only the backup behind.
         """
         return _modified_at(self._path), _modified_at(self._backup)
 
@@ -295,7 +296,7 @@ class LocalOffsets:
     def remove(self) -> None:
         """Remove the file and its backup. Raises ``OffsetError`` if a file cannot be removed."""
         try:
-            for path in (self._backup, self._path):  # ``load`` would read a backup without a file
+            for path in (self._backup, self._path):  # in this order, because ``load`` reads a backup without a file
                 path.unlink(missing_ok=True)
         except OSError as e:
             raise OffsetError(
@@ -383,7 +384,8 @@ class CommitFailureLog:
 
     def log_changes(self, queues: Iterable[MessageQueue], errors: Mapping[MessageQueue, RocketMQError]) -> None:
         """Log what changed with a commit of ``queues`` that had these ``errors``."""
-        # If a broker has several errors, only the first counts: in the reversed order, the first error is assigned last.
+        # If a broker has several errors, only the first error counts. The order is reversed, so that the first error is
+        # assigned last, and replaces the other errors.
         first_errors = {queue.broker_name: error for queue, error in reversed([*errors.items()])}
         for broker, error in first_errors.items():
             text = "group %s: offsets cannot be stored on broker %s, they are sent again: %s"
@@ -414,8 +416,8 @@ class OffsetStore(Protocol):
 class BrokerOffsets:
     """``OffsetStore`` of a group that shares its queues.
 
-    The offset of a queue for which ``is_ready`` is False is not stored: another member may have locked the queue, and stores
-    the offset itself.
+    If ``is_ready`` is False for a queue, the offset of the queue is not stored, because another member may have locked the
+    queue. That member stores the offset.
     """
 
     def __init__(
@@ -503,9 +505,9 @@ class FileOffsets:
     """``OffsetStore`` of a broadcasting member. The file keeps the offsets of queues that the member does not have now.
 
     A queue without an offset in ``file`` adopts its offset from the earlier file, in which earlier releases stored the offsets
-    of all clusters. The earlier file does not name clusters. Therefore, the first member that starts the queue adopts the
-    offset, unless the offset is greater than the end offset of the queue. The member stores the offset in ``file`` before it
-    removes the offset from the earlier file, so that a crash loses no offset.
+    of all clusters. The earlier file does not say to which cluster an offset belongs. Therefore, the first member that
+    starts the queue adopts the offset, unless the offset is greater than the end offset of the queue. The member stores the
+    offset in ``file`` before it removes the offset from the earlier file, so that a crash loses no offset.
     """
 
     def __init__(
@@ -519,7 +521,7 @@ class FileOffsets:
         self._write_lock = threading.Lock()
 
     def open(self) -> None:
-        for file in (self._legacy_file, self._file):  # checked before a file is created in a foreign folder
+        for file in (self._legacy_file, self._file):  # checked before a file is created in another user's folder
             file.check_owner()
         self._file.lock()
         self._file.warn_if_shared()
@@ -536,7 +538,7 @@ class FileOffsets:
                 "hosts or name servers: %s. If one of these files belongs to this consumer, stop the consumer and move the file "
                 "to the first path. A container needs a host name that stays the same after a restart"
             )
-            # Other users may have created any number of files.
+            # The log line names only some files, because other users may have created any number of files.
             more_text = (
                 f" and {len(other_files) - _MAX_SHOWN_FILES} more" if len(other_files) > _MAX_SHOWN_FILES else ""
             )

@@ -1,8 +1,8 @@
 """Calls a listener with one batch of a queue at a time, in order: Java's ``ConsumeMessageOrderlyService``.
 
-If the group shares its queues, the broker's lock keeps other members from consuming a queue, also while it changes owners. In
-this process, a queue has one call at a time. After a reset or a corrected offset, the new process queue waits for the running
-call of the old process queue. Failed messages are retried in place, and their queue waits for them.
+If the group shares its queues, the broker's lock keeps other members from consuming a queue, also while the queue changes
+owners. In this process, a queue has one call at a time. After a reset or a corrected offset, the new process queue waits for
+the running call of the old process queue. Failed messages are retried in place, and their queue waits for them.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class OrderedConsumeService:
             if queue in self._queues_to_lock or queue in self._refused_queues:
                 return
             self._queues_to_lock.add(queue)
-        # The timer is called without the lock of the state, because ``_request_locks_now`` may run at once.
+        # The lock of the state is released first, because ``_request_locks_now`` needs it, and may run at once.
         self.lock_timer.call_later(LOCK_REQUEST_DELAY_S, self._request_locks_now)
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
@@ -166,8 +166,8 @@ class OrderedConsumeService:
                 with self._state.lock:
                     self._queues_waiting_for_lock.append(queue)
                     self._queues_to_lock.add(queue)
-                # The timer is called last, because ``_request_locks_now``, which may run at once, resumes only queues in the
-                # list.
+                # The timer is called last, because ``_request_locks_now`` may run at once. It resumes only queues that are in
+                # the list already.
                 self.lock_timer.call_later(LOCK_REQUEST_DELAY_S, self._request_locks_now)
                 return
             if self._timer.now_ms() - started_ms > MAX_TASK_MS:

@@ -34,13 +34,13 @@ from rocketmq_spark.ports import GroupMember
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
-# The timeout of lock renewals through a Proxy, which does not answer for a broker that is away. Until the timeout, listeners
-# keep running.
+# The timeout of lock renewals through a Proxy. A Proxy does not answer for a broker that is down. The timeout is short, because
+# listeners keep running until it ends.
 NO_NOTICES_TIMEOUT_S = 1.0
 HANDOVER_MS = 60_000  # how long a queue is in handover after its release, or after an attempt to start the queue
 # After this time, other members get a revoked queue even if a listener still has messages of the queue.
 FORCED_UNLOCK_DELAY_MS = 20_000
-# A queue that appears later than this after the subscription to its topic is new, or its broker did not answer before.
+# If a queue appears later than this after the subscription to its topic, the queue is new, or its broker did not answer before.
 START_PERIOD_MS = 5_000
 
 StartPulls = Callable[[ProcessQueue, int], None]
@@ -77,13 +77,13 @@ class Ownership:
         self.ordered_service: OrderedConsumeService | None = None
         self._has_left = False
         # Offsets of resets and corrections that no broker has stored yet. The offset of a queue in ``_queues_in_reset`` stays
-        # here even if a broker stored it: a pull that was in flight carries an older offset, which the broker may store
-        # afterwards.
+        # here even after a broker has stored it. A pull that was in flight during the reset carries an older commit offset, and
+        # the broker may store that offset afterwards.
         self._pending_resets: dict[MessageQueue, int] = {}
         # Queues that were released for a reset, until they are started again.
         self._queues_in_reset: set[MessageQueue] = set()
-        # Queues between their release and their next start, with the end of this handover. A reset during the handover also
-        # applies to the queues in handover.
+        # Queues between their release and their next start (the handover), each with the time when its handover ends. Until
+        # this time, a reset also applies to the queue.
         self._handover_until_ms: dict[MessageQueue, int] = {}
         self._reset_count = 0  # changes with each reset, so that longer actions notice a reset that came meanwhile
         self._log_throttle = LogThrottle()  # limits the log lines of each topic and broker
@@ -106,7 +106,8 @@ class Ownership:
         """
         with self._state.lock:
             queues_to_start = [queue for queue in queues if queue not in self._state.queues]
-            requested_ms = self._lease_ms()  # a lock counts from its request, because reading offsets may take long
+            # The lease of a lock is counted from the request, because reading the offsets after the request may take long.
+            requested_ms = self._lease_ms()
             self._begin_handover_locked(queues_to_start, requested_ms)
         lock_connections: Mapping[MessageQueue, object] = {}
         if self._needs_locks and queues_to_start:
@@ -335,8 +336,9 @@ class Ownership:
     def _consume_from(self, topic: str) -> ConsumeFrom:
         """Return where a queue without an offset starts.
 
-        If a queue is created while a broadcasting member runs, a start at the queue's end would skip messages. If the group
-        shares its queues, the broker returns 0 for a new queue.
+        If a queue is created while a broadcasting member runs, a start at the end of the queue would skip messages. So the
+        queue starts at the time of the subscription. This is not needed if the group shares its queues, because the broker then
+        returns offset 0 for a new queue.
         """
         consume_from = self._settings.consume_from
         # The age is measured by the clock of leases, because the wall clock may have been set.
@@ -371,7 +373,7 @@ class Ownership:
     ) -> bool:
         """Whether this member continues with a queue whose lock it had lost for a while.
 
-        If another member committed a higher offset meanwhile, the queue is released, and a rebalance starts it there.
+        If another member committed a higher offset meanwhile, the queue is released, and a rebalance starts it at this offset.
         """
         try:
             committed_offset = self._store.read(process_queue.queue, deadline)

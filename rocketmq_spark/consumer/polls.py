@@ -1,7 +1,7 @@
 """The pulls of a ``PullConsumer``.
 
 ``Polls`` guards the queues (``AssignedQueues``) by one lock. Answers to pulls arrive on connection threads, which send the next
-pulls. Polls wait for the answers.
+pulls. Each call of ``poll`` waits for the answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Polls:
-    """Pulls the queues of one consumer, and returns the fetched parts to its polls. Thread-safe."""
+    """Pulls the queues of one consumer, and passes the fetched parts to the polls of this consumer. Thread-safe."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Polls:
             queues_to_seek = named_queues or list(self._queues.states)
         offsets = {queue: offset_of(queue) for queue in queues_to_seek}
         with self._lock:
-            for queue in named_queues:  # if any named queue is not assigned, no queue is sought
+            for queue in named_queues:  # if any named queue is not assigned, no position changes
                 _check_assigned(self._queues, queue)
             for queue in offsets.keys() & self._queues.states.keys():
                 self._queues.seek(queue, offsets[queue])
@@ -222,7 +222,7 @@ class Polls:
             self.has_returned_all, self.returned_up_to = True, None
 
     def is_current(self) -> bool:
-        """Whether the queue of the last poll's messages was not revoked and not sought since the poll."""
+        """Whether the queue of the last poll's messages was neither revoked nor moved by a seek since the poll."""
         with self._lock:
             return self._queues.ready_parts.has_current_part()
 

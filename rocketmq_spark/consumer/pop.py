@@ -65,8 +65,8 @@ class InvisibleMessage:
     request_lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-# The most memory for messages of one topic that wait for a listener. Beyond this limit, messages that wait for a retry or
-# behind another message are dropped, so that a few large messages cannot stop the other queues.
+# The most memory for messages of one topic that wait for a listener. Beyond this limit, messages are dropped if they wait for a
+# retry, or wait until another message of their key is done. So a few large messages cannot stop the other queues.
 MAX_WAITING_BYTES = 256 << 20
 
 
@@ -83,7 +83,8 @@ def ordering_key_of(message: PoppedMessage) -> Hashable:
 
 
 class UnackedMessages:
-    """The unacknowledged messages of one consumer. Times are those of ``Timer.lease_ms``, which includes sleep of the machine.
+    """The unacknowledged messages of one consumer. Times are those of ``Timer.lease_ms``, which advances while the machine
+    sleeps.
 
     The listener gets messages with the same ordering key one after the other.
     """
@@ -179,9 +180,9 @@ class UnackedMessages:
     def wait_for_room(self, topic: str, max_waiting_count: int, wait_s: float) -> bool:
         """Wait until fewer than ``max_waiting_count`` messages of a topic are ready; returns False after the timeout.
 
-        To keep a message that hangs or fails from blocking other keys, messages that wait for a retry, or behind another
-        message of their key, do not count. If the waiting messages need more than ``MAX_WAITING_BYTES``, the keys with the most
-        bytes are dropped, and the Proxy delivers their messages again when their invisible time is over.
+        Messages that wait for a retry, or for another message of their key, do not count as ready. Otherwise, a message that
+        hangs or fails would block other keys. If the waiting messages need more than ``MAX_WAITING_BYTES``, the keys with the
+        most bytes are dropped, and the Proxy delivers their messages again when their invisible time is over.
         """
         with self._lock:
             return self._condition.wait_for(
@@ -223,8 +224,8 @@ class UnackedMessages:
     def wait_until_settled(self, deadline: Deadline) -> list[PoppedMessage]:
         """Wait until all messages are settled, and return the messages that listeners still have after the timeout.
 
-        If a listener calls this method, the method waits only for the other running calls: messages that wait for the
-        listener's own message cannot be consumed.
+        If a listener calls this method, the method waits only for the other running calls. Messages that wait for the message
+        of this listener cannot be consumed before the listener returns.
         """
         this_thread_id = threading.get_ident()
         with self._lock:
@@ -284,7 +285,7 @@ def _add_count(counts: defaultdict[str, Counter[Hashable]], key: tuple[str, Hash
         del counts[topic]
 
 
-# The invisible time, and the interval at which it is extended: two extensions in a row may fail.
+# The invisible time, and the interval at which it is extended. A message stays invisible even if one extension fails.
 INVISIBLE_S, RENEW_INTERVAL_S = 30.0, 10.0
 # Several threads extend the invisible time of the messages of one broker, and each thread has at least 32 messages. With a
 # single thread and a slow Proxy, the invisible time of the last messages would end before their requests are sent.
@@ -739,7 +740,7 @@ class Pollers:
         if self._log_throttle.resolved(target):
             logger.warning("messages of %s are received again", topic)
         if not messages or self._is_obsolete(target):
-            return  # the Proxy delivers messages that arrive after the close to other members
+            return  # if messages arrive after the close, the Proxy delivers them to other members
         invisible_until_ms = requested_ms + round(1000 * INVISIBLE_S)
         if new_messages := self._unacked_messages.add(topic, messages, invisible_until_ms, self._timer.lease_ms()):
             self._submit(new_messages)
@@ -874,8 +875,8 @@ class RunningPopConsumer:
             self._port.subscribe(self._subscriptions.filters(), Deadline.after(START_TIMEOUT_S))
         finally:
             if self._pollers.closed:
-                # Another thread stopped the consumer during the request, and may have left the group before the request joined
-                # it.
+                # Another thread stopped the consumer during the request. That thread may have left the group before the request
+                # joined the group, so this thread leaves again.
                 self._port.close(Deadline.after(TIMEOUT_S))
 
     def _check_order(self) -> None:

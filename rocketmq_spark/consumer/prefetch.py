@@ -45,13 +45,13 @@ MAX_RANGES = 1024
 class PrefetchLimits:
     """Limits of a read, which waits while the cache of a queue is full.
 
-    The read checks whether there is room when the consumer takes messages, and every ``recheck_interval_s`` seconds.
+    The read checks for room whenever the consumer takes messages, and every ``recheck_interval_s`` seconds.
     """
 
     pull_batch_size: int  # the most messages of one answer
     max_count: int  # the most offsets of one queue in the cache and in flight
     max_bytes: int  # the most bytes of one queue in the cache and in flight
-    max_full_s: float = math.inf  # a read ends if a cache is full for so many seconds
+    max_full_s: float = math.inf  # a read ends when a cache has been full for this many seconds
     recheck_interval_s: float | None = None
 
     @property
@@ -100,11 +100,11 @@ def lagging_queues(
     limits: PrefetchLimits,
     is_unfiltered: Callable[[MessageQueue], bool],
 ) -> dict[str, list[BacklogRange]]:
-    """Return the unread ranges of the queues to read ahead, by broker: of queues that are far behind, and have no pull in
+    """Return the unread ranges of the queues to read ahead, by broker. These queues are far behind, and have no pull in
     flight.
 
-    Queues with a filter are not read ahead: a broker searches hundreds of offsets for one answer, so the offset of the next
-    pull is unknown.
+    Queues with a filter are not read ahead. With a filter, a broker may search hundreds of offsets for one answer, so the
+    offset of the next pull is unknown until the answer arrives.
     """
     backlogs: dict[str, list[BacklogRange]] = {}
     if limits.half_count < MIN_ANSWERS_PER_HALF_CACHE * limits.pull_batch_size:
@@ -145,7 +145,7 @@ def offset_ranges_in_turn(backlogs: Sequence[BacklogRange], size: int) -> list[O
 def next_pace(
     states: Mapping[MessageQueue, PrefetchableQueue], backlogs: Sequence[BacklogRange], limits: PrefetchLimits
 ) -> ReadPace:
-    """Return ``STOP`` if a queue was sought, paused or released, and ``WAIT`` if the cache of a queue is full."""
+    """Return ``STOP`` if a queue was paused, released or moved by a seek, and ``WAIT`` if the cache of a queue is full."""
     has_full_queue = False
     for backlog in backlogs:
         state = states.get(backlog.request.queue)

@@ -1,9 +1,9 @@
 """The process queue: pulled, unfinished messages of one queue (Java's ``ProcessQueue``), and when to pull the queue again.
 
 Messages are sorted by queue offset. Removing finished messages returns the offset that may be committed: all messages before
-it are finished. An ordered consumer takes messages from the front, and then commits them or puts them back.
+this offset are finished. An ordered consumer takes messages from the front, and then commits them or puts them back.
 
-``rows.RowsQueue`` keeps ``Rows`` of a listener of record batches in the same way, one item for each call.
+If the listener gets record batches, ``rows.RowsQueue`` does the same: its items are ``Rows``, one for each call.
 
 This module is pure: the caller holds a lock, passes the time, and acts on the result.
 
@@ -31,7 +31,8 @@ class QueueLock:
     """The lock that a broker granted to this member for one queue.
 
     Times are those of ``Timer.lease_ms``, which includes time in which this machine sleeps. Brokers keep locks in memory. A
-    broker that restarts may grant a lock to another member, so a lock is valid only as long as the connection that granted it.
+    broker that restarts may grant a lock to another member, so a lock is valid only while the connection on which it was
+    granted stays open.
     """
 
     def __init__(self) -> None:
@@ -99,8 +100,8 @@ class MessageCache:
         self._end_of_last_put: int | None = None  # the offset after the message that was put last
 
     def put(self, messages: Iterable[Any]) -> int:
-        """Add pulled messages; returns how many are new. A message whose offset is cached already replaces the cached
-        message.
+        """Add pulled messages; returns how many are new. If a message with the same offset is already waiting, the
+        new message replaces it.
         """
         new_count = 0
         for message in messages:
@@ -189,7 +190,7 @@ class MessageCache:
         return message if body is message.body else replace(message, body=body)
 
     def replace(self, message: ReceivedMessage) -> None:
-        """Replace the waiting message of an offset."""
+        """Replace the waiting message with the same offset, if there is one."""
         if message.queue_offset in self._waiting_items:
             self._waiting_items[message.queue_offset] = message
 
@@ -405,6 +406,6 @@ def decide_next_pull(
         return PullDecision(offset, corrected_offset=answer.next_offset)
     if answer.status is not PullStatus.FOUND:
         return PullDecision(answer.next_offset, finished_offset=answer.next_offset)
-    if not answer.messages:  # the broker compares only hashes of tags
+    if not answer.messages:  # the broker compares only hashes of tags, so this client may filter out all messages
         return PullDecision(answer.next_offset, finished_offset=answer.next_offset)
     return PullDecision(answer.next_offset, interval_s, answer.messages)

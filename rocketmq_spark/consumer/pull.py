@@ -290,8 +290,8 @@ class BasePullConsumer(ClosedWhenDropped):
     def _poll(self, timeout_s: float) -> tuple[list[ReceivedMessage], int | None]:
         """Return messages, and the offset of the first message that was left out; None if no message was left out.
 
-        The caller records that the messages were returned, because in older versions of Python, Ctrl-C may come after this
-        method returned.
+        This method does not record that the messages were returned; its caller does. In older versions of Python, Ctrl-C may
+        come right after this method has returned. Then the user does not get the messages, and they must not count as returned.
         """
         deadline = _start_poll(self, timeout_s)
         while parts := self._upkeep.next_parts(deadline, ONE_ANSWER):
@@ -399,7 +399,8 @@ def next_answer(consumer: BasePullConsumer, timeout_s: float = DEFAULT_POLL_TIME
 def take_messages(
     consumer: BasePullConsumer, message_iterator: Iterator[ReceivedMessage], max_messages: int
 ) -> list[ReceivedMessage]:
-    """Take the first messages of an iterator that ``next_answer`` returned: at most ``max_messages``, and no more than a poll.
+    """Take the first messages of an iterator that ``next_answer`` returned: at most ``max_messages``, and no more than one poll
+    returns.
 
     If this function raises, none of the messages counts as returned, and the iterator must not be used any more.
     """
@@ -421,8 +422,8 @@ class PolledMessages:
     """The messages of one poll, for a caller that finishes them one after the other.
 
     Only finished messages count as returned. A commit stores the offset after the finished messages, and the next poll returns
-    the other messages again. If the queue was revoked, sought or reset since the poll, ``mark_finished`` has no effect, even if
-    the queue is assigned again.
+    the other messages again. If the queue was revoked, reset or moved by a seek since the poll, ``mark_finished`` has no
+    effect, even if the queue is assigned again.
     """
 
     def __init__(self, consumer: BasePullConsumer, timeout_s: float) -> None:
@@ -439,19 +440,19 @@ class PolledMessages:
 
     @property
     def is_current(self) -> bool:
-        """Whether the queue was not revoked and not sought since the poll. If False, the caller must not finish the other
-        messages.
+        """Whether the queue was neither revoked nor moved by a seek since the poll. If False, the caller must not finish the
+        other messages.
         """
         return self._polls.is_current()
 
 
 def checked_timeout(timeout_s: object) -> float:
-    """Return the timeout of a poll. Raises ``OptionError`` if the timeout is not a number, or longer than locks support."""
+    """Return the timeout of a poll. Raises ``OptionError`` if the timeout is not a number, or longer than a lock can wait."""
     return check_seconds("timeout_s", timeout_s, MAX_POLL_TIMEOUT_S)
 
 
 def _check_queue(queue: object) -> MessageQueue:
-    if not isinstance(queue, MessageQueue):  # a queue that was passed in place of a list yields its fields
+    if not isinstance(queue, MessageQueue):  # if one queue was passed in place of a list, ``queue`` is a field of it
         raise argument_error("a queue", queue, "a MessageQueue, such as queues() returns")
     return queue
 

@@ -228,8 +228,8 @@ class BaseConsumer(Closeable):
             self._lifecycle_lock.release()
 
     def _acquire_lifecycle_lock(self, deadline: Deadline) -> bool:
-        """Return whether the lock was acquired: False after the timeout, or if the caller is a listener for which another
-        thread waits to stop the consumer.
+        """Return whether the lock was acquired. False after the timeout, and if the caller is a listener while another thread
+        is stopping the consumer, because that thread waits for the listener.
         """
         running = self._running
         if running is None or not running.is_listener_thread:
@@ -477,7 +477,8 @@ class RunningConsumer:
         path = offsets_path(
             expand_home(settings.offsets_folder, "localOffsetsDir"), client_folder, group, settings.name_servers
         )
-        # The path is checked again, because other options were added to it, and links may have changed since the first check.
+        # The path is checked again, because values of other options were added to it, and links may have changed since the
+        # first check.
         if settings.is_offsets_folder_given:
             check_safe(path, "localOffsetsDir")
         return FileOffsets(

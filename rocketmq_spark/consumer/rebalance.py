@@ -79,17 +79,17 @@ def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, requests: Start
     """
     committed_offset = requests.committed()
     if committed_offset is not None:
-        # The offset 0 is not always a committed offset: a broker also returns 0 for a new queue, for which a later request may
-        # return None.
+        # The offset 0 is not always a committed offset, because a broker also returns 0 for a new queue. A later request for
+        # the same queue may return None.
         return StartOffset(_checked_offset(queue, "committed offset", committed_offset), committed_offset > 0)
     if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is ConsumeFromWhere.EARLIEST:
         return StartOffset(0, False)  # if offset 0 is too small, the first pull corrects it
     if consume_from.where is ConsumeFromWhere.LATEST:
         end_offset = _checked_offset(queue, "maximum offset", requests.max_offset())
         # A broker returns the offset 0 for a new queue that has a message, but no offset for an empty queue. If the first
-        # message arrives between the two requests, the end offset would skip the message, as in Java. The committed offset is
-        # requested a second time, so that no message is skipped. Another member may also have committed an offset between the
-        # requests.
+        # message arrives between the request for the committed offset and the request for the end offset, a start at the end
+        # offset would skip the message, as in Java. So the committed offset is requested a second time. Another member may also
+        # have committed an offset between the requests.
         committed_offset = requests.committed() if end_offset > 0 else None
         return (
             StartOffset(end_offset, False)
@@ -113,7 +113,8 @@ def _checked_offset(queue: MessageQueue, source: str, offset: int) -> int:
 
 REBALANCE_INTERVAL_S = 20.0
 UNBALANCED_WAIT_S = 1.0  # as in Java since 5.2.0
-# Without notices, rebalances are more frequent: until this member releases a queue, a new member may read the queue, too.
+# Without notices, rebalances are more frequent, because until its next rebalance, this member may read queues that a new member
+# already reads.
 NO_NOTICES_WAIT_S = 5.0
 MIN_INTERVAL_S = 1.0
 MAX_PULL_SILENCE_MS = 120_000

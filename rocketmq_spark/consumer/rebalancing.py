@@ -1,7 +1,8 @@
 """The rebalances of one member of a group.
 
 ``Rebalancing`` requests queues and members from brokers, decides with ``consumer/rebalance``, and applies the decision. Mirrors
-``RebalanceService``. It has its own thread, so that a broker that hangs delays neither pulls, listeners nor commits.
+``RebalanceService``. ``Rebalancing`` has its own thread, so that a broker that hangs delays neither pulls, listeners nor
+commits.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Rebalancing:
         self._is_started = self._is_stopped = self._is_closed = False
         self._pending_resets: deque[Callable[[], None]] = deque()  # pending resets
         # Whether a broker does not know this member, because the broker restarted or is new. If so, a heartbeat is sent at
-        # once: until then, the other members get a list without this member.
+        # once, because until the heartbeat, the broker's list of the members does not include this member.
         self._is_unlisted = False
         # Failures in a row, by topic and subject of the request.
         self._failure_counts: Counter[tuple[str, str]] = Counter()
@@ -90,8 +91,8 @@ class Rebalancing:
     def start(self) -> None:
         """Rebalance now, after the brokers know this member.
 
-        Calls of ``schedule`` before ``start`` are ignored, because they would start a run too early, and delay the run that is
-        due now by a second.
+        Calls of ``schedule`` before ``start`` are ignored. They would start a run too early, and the run that this method
+        starts would have to wait for a second.
         """
         self._is_started = True
         self.schedule()
@@ -224,8 +225,8 @@ class Rebalancing:
         return self._environment_queues(self._port.queues(topic, deadline))
 
     def _answer_or_none(self, topic: str, subject: str, request: Callable[[], T]) -> T | None:
-        """Return the answer to a request; None if the request fails. The second and each later failure in a row is logged as a
-        warning, and a denied access already the first time.
+        """Return the answer to a request; None if the request fails. A failure is logged as a warning if it is the second or a
+        later failure in a row, or if a retry would not help, as after denied access.
         """
         try:
             answer = request()

@@ -132,7 +132,7 @@ class RowsQueue(ProcessQueue):
         return iter(deque(messages).popleft, None), len(messages)
 
     def remove(self, messages: Sequence[ReceivedMessage]) -> int | None:
-        """Remove the rows of a finished call. ``requeue`` and ``finish_late_messages`` keep a part of a call."""
+        """Remove the rows of a finished call. ``requeue`` and ``finish_late_messages`` keep unfinished rows."""
         if not self._waiting_items:
             return None
         if isinstance(messages, Rows) and self._waiting_items.pop(messages.queue_offset, None) is not None:
@@ -164,8 +164,8 @@ class RowsQueue(ProcessQueue):
             self._add(rows)
 
     def mark_dead_letters(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Mark a taken item as dead letters, if all of its messages are dead letters. ``put_back_for_retry`` keeps the
-        remaining messages of other items.
+        """Mark a taken item as dead letters, if all of its messages are dead letters. From other items,
+        ``put_back_for_retry`` keeps the messages that are not dead letters.
         """
         self._dead_letter_offsets.update(
             offset

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
 COPY_TIMEOUT_S = 3.0
-MAX_UNACCEPTED_S = 10.0  # a call sends no more messages back if no message was accepted for so long
+MAX_UNACCEPTED_S = 10.0  # a call sends no more messages back if no broker accepted a message for this time
 DEAD_LETTER_LEVEL = -1  # the delay level that makes a message a dead letter
 DROPPED_TEXT = "dropped: the group is broadcasting"  # the text of a log line for a message that is not sent back
 
@@ -38,14 +38,16 @@ class SendBack:
         self._state = state
 
     def __call__(self, message: ReceivedMessage, level: int) -> bool:
-        """Return a message to a broker, and return whether the message is finished. A copy loses the delay level, as in Java.
+        """Send a message back to a broker, and return whether the message is finished. If a copy is sent to the retry topic
+        instead, the delay of ``level`` is not used, as in Java.
 
-        A broker that cannot be reached counts no attempts, so the request after the last attempt says that the message becomes
-        a dead letter.
+        Usually, the broker counts the attempts. If a message can be neither sent back nor copied, this member calls the
+        listener again, and the broker does not count this attempt. So after the last attempt, the request tells the broker to
+        make the message a dead letter.
         """
         is_damaged = message.decode_error is not None
-        # A damaged message that its broker cannot move becomes a dead letter, because its copy looks undamaged, and no listener
-        # must get the copy.
+        # If its broker cannot move a damaged message, only a copy can be sent. The copy looks undamaged. So that no listener
+        # gets the copy, it becomes a dead letter at once.
         is_last_attempt = (
             level < 0
             or message.reconsume_times >= self._max_reconsume_times
@@ -92,8 +94,8 @@ class SendBack:
         """Send a copy that allows ``max_reconsume_times`` attempts. After the last attempt, the copy goes to the dead-letter
         topic.
 
-        After its last attempt, a message that can neither be copied nor moved is skipped, because it would block its queue
-        for ever.
+        After its last attempt, a message that can neither be copied nor moved is skipped, because it would otherwise block its
+        queue for ever.
         """
         if max_reconsume_times is None:
             max_reconsume_times = 0 if is_last_attempt else self._max_reconsume_times
@@ -121,8 +123,9 @@ def send_all_back(
 ) -> list[ReceivedMessage]:
     """Send back the messages of a call one after the other. Returns the messages that no broker accepted.
 
-    No more messages are sent after ``is_over`` returned True, because another call finished the messages, or another member has
-    the queue. No more messages are sent if the broker hangs, because each of a thousand rows would wait for the broker.
+    ``is_over`` returns True if another call has finished the messages, or if another member has the queue. Then no more
+    messages are sent. If brokers accept no message for ``MAX_UNACCEPTED_S``, no more messages are sent either: otherwise, each
+    of a thousand rows would wait for a broker that hangs.
     """
     unsent_messages = []
     accept_deadline = Deadline.after(MAX_UNACCEPTED_S)

@@ -1,7 +1,7 @@
 """The settings and subscriptions of consumers: ``Consumer`` (over remoting or by POP) and ``PullConsumer``.
 
-Names and defaults are those of ``DefaultMQPushConsumer`` and ``DefaultLitePullConsumer`` unless a comment gives a reason.
-Heartbeats, pulls and rebalances read the same ``Subscriptions``.
+Names and defaults are those of ``DefaultMQPushConsumer`` and ``DefaultLitePullConsumer``. If a name or a default differs, a
+comment gives the reason. Heartbeats, pulls and rebalances read the same ``Subscriptions``.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class ConsumerSettings:
             for ``ordered`` consumers.
         consume_timeout_s: How long a listener may take before other members get the message.
         offsets_folder: The folder in which a broadcasting member stores its offsets.
-        offsets_folder_given: Whether ``offsets_folder`` comes from an option.
+        is_offsets_folder_given: Whether ``offsets_folder`` comes from an option.
     """
 
     group: str

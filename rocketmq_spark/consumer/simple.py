@@ -85,8 +85,8 @@ class BaseSimpleConsumer(ClosedWhenDropped):
 
     @signal_safe
     def unsubscribe(self, topic: str) -> None:
-        """Receive no more messages of ``topic``. If no endpoint answers, this method raises ``ConnectionLost``, but also
-        removes the topic.
+        """Receive no more messages of ``topic``. The topic is removed even if no endpoint answers. This method then
+        raises ``ConnectionLost``.
         """
         self._owner.check(False)
         checked_topic(topic)

@@ -178,9 +178,9 @@ class PullMembership:
 
 
 BACKGROUND_CHECK_INTERVAL_S = 1.0  # the interval of checks between polls
-# The interval of commits of all offsets, also of offsets that were committed before. A master that was away may return with
-# older offsets. A disconnected member may commit older offsets of a queue that this member owns now. (Java commits all offsets
-# each time.)
+# The interval at which all offsets are committed, even offsets that were committed before. This corrects older offsets on
+# brokers: a master that was down may return with older offsets, or a disconnected member may commit older offsets of a queue
+# that this member owns now. (Java commits all offsets each time.)
 RECOMMIT_INTERVAL_S = 30.0
 MIN_WAIT_S = 0.01  # the minimum wait of a poll while another thread rebalances
 
@@ -216,7 +216,8 @@ class Upkeep:
         self._next_refresh_at = clock.now() + settings.route_refresh_s
 
     def start_poll(self, timeout_s: float) -> Deadline:
-        """Start a poll, and commit and refresh routes when they are due. Returns the deadline of the poll.
+        """Start a poll. If a commit is due, commit offsets. If a refresh is due, refresh the routes. Returns the deadline of
+        the poll.
 
         Messages that the last poll returned are finished. Messages that the last poll took but did not return wait again.
         """
@@ -276,8 +277,8 @@ class Upkeep:
                 return parts
 
     def _is_gone(self, queue: MessageQueue | None) -> bool:
-        """Return whether a queue that its broker rejects no longer exists. If the queue no longer exists, make the next check
-        due.
+        """Return whether ``queue``, which its broker rejected, no longer exists. If the queue no longer exists, make the next
+        check due.
 
         A queue can disappear if its topic gets fewer read queues, or is created again with fewer queues.
         """

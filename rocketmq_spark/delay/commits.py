@@ -12,9 +12,9 @@ numbers. The milliseconds are ignored if another number has changed. ``GROUP_new
 that were read.
 
 Releases up to 0.1 commit the moment and the offset as two numbers, ``GROUP_done_ms`` and ``GROUP_stored``. This release does not
-read these two numbers: if they are from different nodes, they may claim that waiting envelopes are done. It sets
-``GROUP_done_ms`` to 0, which claims nothing, because a node of an earlier release would combine the old moment with newer
-numbers.
+read these two numbers: if they are from different nodes, they may claim that waiting envelopes are done. This release sets
+``GROUP_done_ms`` to 0, which claims nothing. Without this 0, a node of an earlier release would combine the old moment with
+newer numbers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ _SEALED_NUMBERS = struct.Struct(">3Q")
 
 @dataclass(frozen=True, slots=True)
 class GroupNames:
-    """The names of the consumer groups whose offsets are a node's numbers. The first name is the node's group."""
+    """The names of the consumer groups whose committed offsets are the numbers of a node's progress. The first name is the
+    node's group.
+    """
 
     group: str
 
@@ -79,7 +81,7 @@ class CommittedProgress(NamedTuple):
 
     @property
     def end_and_newest_store_ms(self) -> tuple[int, int]:
-        """The end of the messages read, and their latest store time."""
+        """The end offset of the messages that were read, and their latest store time."""
         return self.progress.read_end, self.newest_store_ms
 
     def encode(self) -> CommittedOffsets:
@@ -196,8 +198,8 @@ class ProgressCommits:
     def _create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
         """Create the group on brokers that do not know it, and commit ``offsets``. Returns the errors by queue.
 
-        If no broker has ever accepted a commit, raises the first error. Later, an error concerns only one broker, and is
-        returned.
+        If no broker has ever accepted a commit, raises the first error. Once a broker has accepted a commit, an error concerns
+        only one broker, and is returned.
         """
         errors: dict[MessageQueue, RocketMQError] = {}
         for broker_name in sorted({queue.broker_name for queue in offsets}):

@@ -50,8 +50,8 @@ from rocketmq_spark.wire.properties import encode_properties
 
 logger = logging.getLogger(__name__)
 
-# The store time for a queue that has no message before the position. With it, every message that later appears before the
-# position counts as new.
+# The store time for a queue that has no message before the position. With this store time, every message that later appears
+# before the position counts as new.
 BEFORE_ALL_MESSAGES_MS = 1
 
 
@@ -74,8 +74,8 @@ class RecreationCheck:
         return self._member.bounds(queue, Deadline.after(REQUEST_TIMEOUT_S)).min_offset >= end
 
     def has_last_message(self, queue: MessageQueue, checkpoint: QueueCheckpoint) -> bool:
-        """Whether the last message that was read is certainly in this queue, at the same offset. The queue may be one of another
-        cluster.
+        """Whether the last message that was read is certainly in this queue, at the same offset. The queue may belong to
+        another cluster.
         """
         first_offset = self._offset_at(queue, checkpoint.newest_store_ms)
         return bool(checkpoint.newest_store_ms) and first_offset < checkpoint.read_end <= self._offset_at(
@@ -89,9 +89,9 @@ class RecreationCheck:
         offset = self.first_changed_offset(queue, read_end, newest_store_ms, bounds)
         if offset is not None:
             logger.warning(
-                "%s was read up to %d, and has newer messages from %d on: its topic was created again, its broker lost its last "
-                "messages, or the node that read it was killed while it committed. Reading continues there; old messages on "
-                "this disk are still sent", queue, read_end, offset,
+                "%s was read up to %d, and has newer messages from %d on: the topic was created again, the broker lost its "
+                "last messages, or the node that read the queue was killed during a commit. Reading continues at the newer "
+                "messages; old messages on this disk are still sent", queue, read_end, offset,
             )  # fmt: skip
         return offset
 
@@ -115,7 +115,7 @@ class RecreationCheck:
         return self._member.search_offset(queue, epoch_ms, Deadline.after(REQUEST_TIMEOUT_S), self._group)
 
 
-# Pause of reading after the disk was full, and interval of the log line about it.
+# How long reading pauses after the disk was full, and the interval of the log line about the full disk.
 FULL_DISK_PAUSE_S, FULL_DISK_LOG_S = 5.0, 60.0
 
 
@@ -198,7 +198,7 @@ class BrokerAvailability:
                 self.has_any_answered = True
             except SpoolError:
                 raise
-            except Exception as e:  # wrong numbers of one broker must not stop the queues of others
+            except Exception as e:  # wrong numbers from one broker must not stop the queues of other brokers
                 if isinstance(e, RocketMQError) and not e.retriable:
                     permanent_error = permanent_error or e
                 # Only the first failure of a broker is logged as a warning.
@@ -242,8 +242,8 @@ class Retention:
                 continue
             self._silence_deadline[broker_name] = Deadline.after(LOG_REPEAT_S)
             logger.warning(
-                "a message waits for %.1f hours, but %s keeps messages for %.1f hours: after that, only this disk has it; raise "
-                "fileReservedTime of the broker above the longest delay",
+                "a message waits for %.1f hours, but %s keeps messages for %.1f hours: after that, only this disk has the "
+                "message; raise fileReservedTime of the broker above the longest delay",
                 delay_ms / 3_600_000,
                 broker_name,
                 retention_ms / 3_600_000,

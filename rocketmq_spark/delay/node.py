@@ -70,7 +70,7 @@ def _check_topics_of_group(member: GroupMember, parsed: Options, topic: str) -> 
     it, and the messages in these queues would never be sent. All brokers of the topic are queried, because a member may be
     known only to the brokers of its own topics.
     """
-    group, on_wire = parsed.group, scope_of(parsed).on_wire  # the user may have given a topic's name on brokers
+    group, on_wire = parsed.group, scope_of(parsed).on_wire  # the user may have given the topic name that brokers use
     deadline, errors = Deadline.after(_GROUP_CHECK_TIMEOUT_S), dict[str, RocketMQError]()
     for broker in sorted({queue.broker_name for queue in member.queues(topic, deadline)}):
         try:

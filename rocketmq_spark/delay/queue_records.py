@@ -1,5 +1,5 @@
-"""The records and notes of a node's store by queue of the inner topic. This module is a driver, because it asks brokers about
-doubtful notes.
+"""The records and notes of a node's store, by queue of the inner topic. This module is a driver: it sends requests to brokers
+if a note is doubtful.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class QueueRecords:
         """Return the checkpoint of a queue. Raises errors of requests.
 
         If the records were assigned to this cluster (``spool assign``), the queue here may be another queue with the same name.
-        If it is another queue, the records lose their marks of the queue, because their messages are not in it.
+        If the queue here is another queue, the records lose their marks of the queue (see ``spool.lanes``), because their
+        messages are not in the queue here.
         """
         notes = self._store.notes()
         checkpoint = checkpoints_of(notes, doubtful=True).get(queue)
@@ -58,7 +59,7 @@ class QueueRecords:
         return checkpoint
 
     def has_record(self, queue: MessageQueue, accepts: Callable[[int, int], bool]) -> bool:
-        """Whether the queue has a waiting record that ``accepts`` accepts."""
+        """Whether the queue has a waiting record for which ``accepts`` returns true."""
         return bool(self.sum_for_marks(queue, accepts, len))
 
     def sum_for_marks(
@@ -67,8 +68,8 @@ class QueueRecords:
         accepts: Callable[[int, int], bool],
         step: Callable[[Sequence[tuple[bytes, bytes]]], int],
     ) -> int:
-        """Call ``step``, in portions, with the marks of a queue's waiting records. Marks whose offset and due time ``accepts``
-        rejects are left out. Returns the sum of the results of ``step``.
+        """Call ``step``, in portions, with the marks of a queue's waiting records. Omits a mark if ``accepts`` returns false
+        for its offset and due time. Returns the sum of the results of ``step``.
         """
         space = space_of(queue)
         return sum(
@@ -90,8 +91,8 @@ class QueueRecords:
         )
 
     def _read_places(self, space: bytes, parse: Callable[[bytes], T]) -> Iterator[list[tuple[bytes, T]]]:
-        """Yield lists of the places in a space, each place with the value that ``parse`` returns for it. The first list has one
-        place.
+        """Yield lists of the places in a space (see ``spool.lanes``). Each place comes with the value that ``parse`` returns
+        for it. The first list has one place.
 
         Places that ``parse`` rejects are omitted, so that an invalid mark does not stop other messages.
         """

@@ -59,7 +59,7 @@ class Progress(NamedTuple):
     def followed_by(self, later_progress: Progress) -> Progress:
         """Return the progress after this progress and ``later_progress``. If envelopes have arrived that were already due,
         ``later_progress`` has a lower ``done_ms``. Then ``later_progress`` is used only if all envelopes that this progress
-        covers are done, because this progress claims more while one of them waits.
+        covers are done, because this progress claims more while one of these envelopes waits.
         """
         oldest_offset = max(self.oldest_offset, later_progress.oldest_offset)
         uses_later_progress = later_progress.read_end >= self.read_end and (
@@ -78,8 +78,8 @@ class Progress(NamedTuple):
         )
 
     def limited_to(self, now_ms: int) -> Progress:
-        """Return this progress with a ``done_ms`` that is not after ``now_ms``. A later moment is from a clock that was ahead; no
-        new progress would count until the moment comes (see ``followed_by``).
+        """Return this progress with a ``done_ms`` that is not after ``now_ms``. A later moment is from a clock that was ahead.
+        With a ``done_ms`` in the future, no new progress would count until this moment comes (see ``followed_by``).
         """
         return self._replace(done_ms=min(self.done_ms, now_ms))
 
@@ -201,9 +201,9 @@ def checkpoints_of(notes: Mapping[bytes, bytes], doubtful: bool = False) -> dict
 def resumed_checkpoint(
     checkpoint: QueueCheckpoint | None, committed: Progress | None, min_offset: int
 ) -> QueueCheckpoint:
-    """Return the checkpoint at which a node starts a newly assigned queue. If the node's store has all envelopes from the oldest
-    undone envelope on, return the node's own checkpoint. Otherwise return a checkpoint at the oldest undone envelope. After an
-    interrupted hand-over, the store may lack envelopes.
+    """Return the checkpoint at which a node starts a newly assigned queue. If the oldest envelope that is not done is in the
+    range that the node's store covers, return the node's own checkpoint. Otherwise return a checkpoint at the oldest envelope
+    that is not done. After an interrupted hand-over, the store may lack envelopes.
 
     ``committed`` is the progress of the queue's last node, ``min_offset`` is the first offset that the broker keeps.
     """
@@ -294,7 +294,9 @@ HasEnvelopes = Callable[[str], bool]
 
 
 def has_default_name(topic: str) -> bool:
-    """Whether a topic may be the default topic of envelopes, whose name on brokers may contain a namespace or an environment."""
+    """Whether a topic may be the default topic of envelopes. Brokers may know this topic by a name with a namespace or an
+    environment.
+    """
     return INNER_TOPIC in topic
 
 
@@ -327,8 +329,9 @@ def original(
 ) -> Original:
     """The message that an envelope delivers. Raises ``DecodeError`` for envelopes that no producer could have sent.
 
-    ``topics`` are shell patterns of the permitted topics. They limit what people can make the node write by writing envelopes.
-    System topics, retry topics, dead-letter topics and topics that contain envelopes are never permitted.
+    ``topics`` are shell patterns of the permitted topics. The patterns limit the topics to which the node sends. Without the
+    patterns, everyone who can write envelopes could choose any topic of users. System topics, retry topics, dead-letter topics
+    and topics that contain envelopes are never permitted.
     """
     problem = _topic_refusal(envelope.topic, tuple(topics))
     if problem is None and has_envelopes(envelope.topic):

@@ -48,8 +48,8 @@ logger = logging.getLogger(__name__)
 NO_PROGRESS = Progress(0, 0, 0)
 # The number of messages in a write, the seconds between two commits, the timeout of a poll, and the pause after a failed commit.
 PAGE, COMMIT_S, POLL_S, RETRY_S = 2000, 0.5, 0.2, 5.0
-# The time and the size after which a turn stops gathering messages. Gathering saves requests, because each turn sends a request
-# for every queue that has messages.
+# The time and the size after which a call of ``turn`` stops gathering messages. Gathering saves requests, because each call
+# sends a request for every queue that has messages.
 GATHER_S, GATHER_BYTES = 0.02, 32 << 20
 # Within this time, the previous node of a queue notices that it has lost the queue, and commits its progress.
 HAND_OVER_S = 2.0
@@ -82,9 +82,10 @@ class CommitState:
     """The committed progress of an own queue, as this node knows it.
 
     ``committed_progress`` is the progress that this node wrote or read last (None if unknown). ``proven_progress`` follows from
-    the commits that this node has read. The node does not store the envelopes that are done by this progress. The node commits
-    only while ``is_current``, which means that no other node has committed since the last check. ``conflict_count`` is the number
-    of consecutive checks with a conflict: by another node's progress, an envelope is done that waits here.
+    the commits that this node has read. The node does not store the envelopes that are done according to this progress. The
+    node commits only while ``is_current``, which means that no other node has committed since the last check.
+    ``conflict_count`` is the number of consecutive checks that found a conflict: an envelope waits here, but is done according
+    to another node's progress.
     """
 
     committed_progress: CommittedProgress | None
@@ -232,7 +233,7 @@ class DelayService:
             queue: self._queues_to_start.get(queue) for queue in assigned_queues - self._checkpoints.keys()
         }
         self._availability.for_each(self._queues_to_start, self._start)
-        # Do not wait for a queue whose broker does not answer, unless the store has records of the queue: other nodes may have
+        # Wait for a queue whose broker does not answer only if the store has records of the queue, because other nodes may have
         # sent the messages of these records meanwhile.
         queues_to_await = (
             q
@@ -327,8 +328,8 @@ class DelayService:
             if valid_progress is not None and self._records.has_record(queue, valid_progress.is_done):
                 state.conflict_count += 1
                 logger.warning(
-                    "%s: another node committed envelopes as done that still wait here; they stay here. One of the two nodes "
-                    "was paused", queue,
+                    "%s: another node committed envelopes as done, but these envelopes still wait on this node, and stay here. "
+                    "One of the two nodes was paused", queue,
                 )  # fmt: skip
             else:
                 state.conflict_count = 0
@@ -381,8 +382,8 @@ class DelayService:
         checkpoint = self._starting_checkpoint(queue, own_checkpoint, committed, had_other_owner, bounds)
         if checkpoint.read_end < bounds.min_offset:
             logger.warning(
-                "%s begins at %d, and envelopes from %d on are not done: those not in %s are lost; the topic's retention "
-                "must exceed the longest delay", queue, bounds.min_offset, checkpoint.read_end, self._store.path,
+                "%s begins at %d, and envelopes from %d on are not done: envelopes that are not in %s are lost; the topic's "
+                "retention must exceed the longest delay", queue, bounds.min_offset, checkpoint.read_end, self._store.path,
             )  # fmt: skip
         try:
             self._reader.seek(queue, max(bounds.min_offset, checkpoint.read_end))
@@ -396,7 +397,7 @@ class DelayService:
                 # A queue that is started again after an error does not prolong the wait.
                 self._catch_up_deadline = Deadline.after(CATCH_UP_S)
             self._catch_up_ends[queue] = bounds.max_offset
-        else:  # if the topic was created again with fewer messages, the end at an earlier start is obsolete
+        else:  # if the topic was created again with fewer messages, the recorded end is obsolete
             self._catch_up_ends.pop(queue, None)
         logger.info(
             "%s is read from %d on; all envelopes before %d are done",
@@ -505,9 +506,9 @@ class DelayService:
             """Whether the next owner reads and sends the message of a record."""
             return first_offset <= offset < end_offset and not progress_of_others.is_done(offset, due_ms)
 
-        # A hand-over takes several writes. If a write fails, another turn or process completes the hand-over. Before the
-        # hand-over is complete, no progress of the queue may be committed. If the queue is assigned again, it is read from the
-        # oldest envelope that is not done.
+        # A hand-over takes several writes. If a write fails, a later turn or another process completes the hand-over. Before
+        # the hand-over is complete, no progress of the queue may be committed. If the queue is assigned again, it is read from
+        # the oldest envelope that is not done.
         self._revoked_queues[queue] = None
         if checkpoint is not None:
             self._store.add([], {note_name(queue): checkpoint._replace(is_handing_over=True).encode()})

@@ -197,8 +197,8 @@ class _WaitingEnvelopes(StatefulProcessor):
             StructType([StructField("number", LongType())]),
             StructType([StructField("bodies", BinaryType())]),
         )
-        # The first and the end number of the portions, and whether repeated and cancelled envelopes were removed. They are
-        # removed once, when the timer first fires.
+        # The first and the end number of the portions, and whether repeated and cancelled envelopes were removed. These
+        # envelopes are removed once, when the timer first fires.
         ends = [StructField("first", LongType()), StructField("end", LongType()), StructField("clean", BooleanType())]
         self._span_state = handle.getValueState("ends", StructType(ends))
 
@@ -227,8 +227,8 @@ class _WaitingEnvelopes(StatefulProcessor):
         expiredTimerInfo: Any,
     ) -> Iterator[Row]:
         """Spark calls this method in the order of the timers. If this micro-batch has no room left, the key keeps its position
-        among the timers. If the key has used its share, it goes behind all keys that are due now, so that no key waits for keys
-        that are due later.
+        among the timers. If the key has used its share, it goes behind all keys that are due now, but not behind keys that
+        become due later.
         """
         now_ms, at_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
         returned_before = self._returned_rows_and_bytes(now_ms)
@@ -275,8 +275,8 @@ class _WaitingEnvelopes(StatefulProcessor):
         for portion in new_portions:
             self._portion_state.updateValue((end,), (pack(portion),))
             end += 1
-        # Cancellations that arrive after the timer has fired are too late. A late cancellation is not applied, because each one
-        # would take a read of all waiting envelopes.
+        # Cancellations that arrive after the timer has fired are too late. A late cancellation is not applied, because each
+        # late cancellation would need a read of all waiting envelopes.
         self._span_state.update((first, end, is_clean))
 
     def _portion(self, number: int) -> list[bytes]:
@@ -338,7 +338,8 @@ def _check_requirements(messages: DataFrame) -> None:
         )
     if (provider := messages.sparkSession.conf.get(_PROVIDER_SETTING, None)) != _ROCKSDB_PROVIDER:
         problems.append(
-            f"{_PROVIDER_SETTING} is {provider}; expected {_ROCKSDB_PROVIDER}: spark.conf.set(it) before the query starts"
+            f"{_PROVIDER_SETTING} is {provider}; expected {_ROCKSDB_PROVIDER}: set it with spark.conf.set "
+            "before the query starts"
         )
     if problem := protobuf_problem():
         problems.append(problem)

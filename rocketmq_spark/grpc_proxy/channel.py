@@ -162,7 +162,9 @@ OnAnswer = Callable[[Any], None]
 
 
 class Tls(NamedTuple):
-    """Paths of PEM files. The server's certificate must have ``server_name``; without it, the host name of the connection."""
+    """Paths of PEM files. The server's certificate must have the name ``server_name``. Without ``server_name``, the certificate
+    must have the host name of the connection.
+    """
 
     ca_file: str | None = None
     cert_file: str | None = None
@@ -351,7 +353,7 @@ class ProxyChannel:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.service_config", _service_config(self._max_pushed_bytes)),
         ]
-        # Without ``dns:``, gRPC reads a host that has the name of a scheme, such as unix:8081, as that scheme.
+        # Without ``dns:``, gRPC would read some host names as a scheme, such as ``unix`` in unix:8081.
         target = f"dns:///{self.address}"
         if self._tls is None:
             return grpc.insecure_channel(target, options)
@@ -457,7 +459,7 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(ca, _read_pem(*key_source, _KEY_LABEL), cert)
 
 
-# The ends of the first lines of certificates and keys in PEM files.
+# In a PEM file, the first line of a certificate and the first line of a key end with these bytes.
 _CERTIFICATE_LABEL, _KEY_LABEL = b"CERTIFICATE-----", b"PRIVATE KEY-----"
 
 

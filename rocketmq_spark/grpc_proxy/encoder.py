@@ -1,12 +1,12 @@
-"""Encodes a producer's messages as requests to a Proxy. Pure. RocketMQ's own properties are fields of these requests, but
-properties over remoting.
+"""Encodes a producer's messages as requests to a Proxy. Pure. In these requests, RocketMQ's own properties are fields. Over
+remoting, they are properties.
 
 The Proxy rejects RocketMQ's own property names among the user's properties.
 
 A request contains messages of one topic: either several normal messages, or one message of another type. The Proxy rejects a
-delayed message in a request with other messages. A message of a message group is sent alone: for a request with several messages,
-the Proxy chooses any queue, even if all messages are of one group, so messages of the group would be in several queues and lose
-their order. A message with a priority is sent alone, because the priority determines the queue.
+delayed message in a request with other messages. A message of a message group is sent alone, because for a request with several
+messages the Proxy chooses any queue, even if all messages are of one group. Then messages of the group would be in several
+queues and lose their order. A message with a priority is sent alone, because the priority determines the queue.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROXY_PROPERTIES = frozenset((Property.WAIT, Property.INSTANCE_ID))
 _DELAY_PROPERTIES = frozenset(
     (Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
 )
-# Properties of messages with another type than NORMAL, which are sent alone in a request.
+# Properties that give a message another type than NORMAL. Such a message is sent alone in a request.
 _TYPED_PROPERTIES = frozenset(
     (Property.SHARDING_KEY, Property.PRIORITY, Property.TRANSACTION_PREPARED, *_DELAY_PROPERTIES)
 )
@@ -181,7 +181,8 @@ class ProxyEncoder:
 class RequestEncoder:
     """Encodes messages of one topic and born time. Copies each body once.
 
-    ``common_fields`` and ``common_system_fields`` are the encoded fields that all messages and all their system properties share.
+    ``common_fields`` are the encoded fields that all messages share. ``common_system_fields`` are the encoded fields that the
+    system properties of all messages share.
     """
 
     def __init__(self, topic: TopicName, born_ms: int, host: str) -> None:
@@ -219,7 +220,7 @@ class RequestEncoder:
             raise MessageRefused(
                 f"the message's flag is {message.flag}, which gRPC cannot transport; expected 0",
                 topic=self._topic.name,
-                remedy="Send it as a property, or with transport=remoting",
+                remedy="Send the flag as a property, or use transport=remoting",
             )
         fields, system, has_type = self.common_fields, self.common_system_fields, False
         for name, value in message.properties.items():
@@ -293,7 +294,7 @@ def _due_ms(properties: Mapping[str, str], born_ms: int, topic: str) -> int | No
     level = int(properties[Property.DELAY])
     if level > len(DELAY_LEVELS):
         raise MessageRefused(
-            f"delay level {level}: over gRPC there are {len(DELAY_LEVELS)}",
+            f"delay level {level}: over gRPC, the highest level is {len(DELAY_LEVELS)}",
             topic=topic,
             remedy="Give the delay in seconds",
         )

@@ -47,10 +47,10 @@ def to_popped_message(
     message: Any, topic: str, origin: tuple[str, str], unpack: Callable[[bytes], bytes]
 ) -> PoppedMessage:
     """Convert a message. ``topic`` is the user's name of its topic; ``origin`` is the name of its broker, and the endpoint that
-    delivered it.
+    delivered the message.
 
-    If the body cannot be decoded, the message has the raw body and a ``decode_error``, as over remoting: an exception would also
-    lose the other messages of the answer.
+    If the body cannot be decoded, the message has the raw body and a ``decode_error``, as over remoting. No exception is
+    raised, because an exception would also lose the other messages of the answer.
     """
     broker_name, endpoint = origin
     system_properties = message.system_properties
@@ -132,8 +132,8 @@ class ProxyMember:
         self._closed = False
         self._is_fifo_by_endpoint: dict[
             str, bool
-        ] = {}  # whether the group is ordered, as of an endpoint's last settings
-        # The queues of each topic, one queue for each broker of the topic, and when they expire.
+        ] = {}  # whether the group is ordered, according to the last settings of each endpoint
+        # By topic: one queue for each broker of the topic, and the time when this list expires.
         self._assignments: dict[str, tuple[Sequence[Any], Deadline]] = {}
 
     @property
@@ -297,7 +297,8 @@ class ProxyMember:
         self._send_to_all(tables.HEARTBEAT, request, Deadline.after(self._proxy.connect_options.request_timeout_s))
         with self._lock:
             streams = list(self._streams.values())
-        # A Proxy does not report that a group has changed, and forgets settings after two minutes.
+        # A Proxy does not report that a group has changed, but it answers settings with the group's current settings. Also, a
+        # Proxy forgets settings after two minutes. So the settings are sent again.
         for stream in streams:
             stream.resend_settings()
 

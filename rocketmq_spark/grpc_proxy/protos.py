@@ -169,7 +169,7 @@ def set_seconds(duration: Any, seconds: float) -> None:
 
 
 def get_seconds(duration: Any) -> float:
-    """Return the value of a field of kind ``duration`` in seconds, limited to 0 to a year."""
+    """Return the value of a field of kind ``duration`` in seconds: at least 0, and at most a year."""
     return float(min(max(0.0, duration.seconds + duration.nanos / 1e9), _MAX_SECONDS))
 
 
@@ -277,14 +277,14 @@ def _error_from_grpc(status: str, details: str, addr: str, tls: bool) -> RocketM
                 "the certificate of the Proxy has another name",
                 addr,
                 remark=details,
-                remedy="Connect to a name in the certificate, or set option 'tlsServerName' to one",
+                remedy="Connect to a name in the certificate, or set option 'tlsServerName' to such a name",
             )
         case "UNAVAILABLE" if any(part in details for part in _UNTRUSTED_CERTIFICATE):
             return CertificateRefused(
                 "the certificate of the Proxy is not trusted",
                 addr,
                 remark=details,
-                remedy="Name its authority with option 'tlsCaFile'",
+                remedy="Name the authority of the certificate with option 'tlsCaFile'",
             )
         case "UNAVAILABLE" if tls and any(part in details for part in _NO_TLS):
             return ConnectionLost(
@@ -316,7 +316,7 @@ def _error_from_grpc(status: str, details: str, addr: str, tls: bool) -> RocketM
                 remedy="Remove line breaks and non-ASCII characters from the keys",
             )
         case "INVALID_ARGUMENT" if _NO_GROUP in details:
-            # The answer to the first settings of a member: a Proxy in LOCAL mode creates no groups.
+            # A Proxy in LOCAL mode creates no groups. So it may give this answer to the first settings of a member.
             code = Code.CONSUMER_GROUP_NOT_FOUND
             return GroupNotFound(
                 "the Proxy does not know the group", addr, code, remark=details, remedy=_REMEDIES[code]

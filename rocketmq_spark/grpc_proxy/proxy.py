@@ -275,7 +275,8 @@ class TelemetryStream:
             call.cancel()
 
     def _enqueue_settings(self) -> None:
-        # ``_settings`` is called first: if it raises an error, no settings are sent, and no answer must be expected.
+        # ``_settings`` is called first, because it may raise an error. In this case, no settings are sent and no answer is
+        # expected.
         command = proto("TelemetryCommand")(settings=self._settings())
         self._unanswered_settings.append((self._settings_version, time.monotonic()))
         self._outgoing.put(command)

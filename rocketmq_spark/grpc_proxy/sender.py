@@ -237,7 +237,7 @@ class _ParallelSend:
         self._waiting_chains: deque[deque[ProxySendRequest]] = deque()  # not in flight yet
         self._results: list[tuple[SendResult, str]] = []  # each with the ids of its messages
         self._error: RocketMQError | None = None
-        self._unsent_ids: list[str] = []  # ids of messages after a failed request of their chain
+        self._unsent_ids: list[str] = []  # ids of the messages that follow a failed request in its chain
         self._open_chain_count = 0  # number of chains in flight
 
     def send(self, chains: Sequence[Sequence[ProxySendRequest]]) -> None:

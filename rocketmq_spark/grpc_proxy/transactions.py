@@ -95,7 +95,7 @@ class ProxyTransactions:
     def announce(self, topic: str, group: str, address: str, deadline: Deadline) -> None:
         """Announce ``topic`` before a half message is sent to it, so that the endpoint can send checks to this client.
 
-        A Proxy that rejects one topic rejects all topics that were announced with it, and does not report which topic is the
+        A Proxy that rejects one topic rejects all topics of the same announcement, and does not report which topic is the
         reason. So this topic is announced together with the other topics first. If the Proxy rejects this announcement, the topic
         is announced alone.
         """
@@ -114,7 +114,7 @@ class ProxyTransactions:
     def _announce_with_other_topics(
         self, topic: str, group: str, address: str, deadline: Deadline
     ) -> RocketMQError | None:
-        while True:  # repeated if another thread has replaced the announcement by its own topic alone
+        while True:  # repeated if another thread has meanwhile announced only its own topic
             if not self._announce_lock.acquire(timeout=deadline.remaining()):
                 return CallTimeout("the Proxy has not answered about another topic in time", address)
             try:
@@ -124,7 +124,8 @@ class ProxyTransactions:
             error = stream.wait(deadline)
             if error is not None:
                 return error
-            # The lock is held for both steps, because a thread that announces its topic alone drops topics that are not accepted.
+            # The lock is held for the check and the addition. A thread that announces its topic alone drops topics that are not
+            # accepted, and must not drop this topic between the two steps.
             with self._lock:
                 if topic in self._groups_by_topic:
                     self._accepted_topics.add(topic)

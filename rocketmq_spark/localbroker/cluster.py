@@ -28,7 +28,8 @@ from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
 from rocketmq_spark.localbroker.workspace import Workspace, reserve
 
 # If more than ``_MAX_DISK_USAGE`` of the disk is used, RocketMQ rejects messages, and no setting raises this limit.
-# ``_MIN_FREE_MB`` must also be free: the operating system kills a server if the disk has no space for its memory-mapped files.
+# ``_MIN_FREE_MB`` must also be free, because the operating system kills a server if the disk has no space for the server's
+# memory-mapped files.
 _MAX_DISK_USAGE = 0.90
 _MIN_FREE_MB = 128
 
@@ -106,14 +107,14 @@ class LocalBroker(Closeable):
         if self._has_local_proxy and servers.TLS_CERT_FIELD in self._proxy_conf:
             raise LocalBrokerError(
                 f"A proxy in LOCAL mode takes no {servers.TLS_CERT_FIELD}: its broker would demand TLS, too",
-                remedy="Omit proxyMode: a proxy in CLUSTER mode takes it",
+                remedy="Omit proxyMode, because a proxy in CLUSTER mode takes tlsCertPath",
             )
         if PROXY in (ports or {}) and (self._has_local_proxy or not self._has_proxy):
             raise LocalBrokerError(
                 "ports names a proxy, but no proxy has ports of its own here",
-                remedy="Omit it: the ports of a proxy in LOCAL mode lie 2 and 3 above its broker's, broker-a"
+                remedy="Omit the proxy in ports: the ports of a proxy in LOCAL mode lie 2 and 3 above its broker's, broker-a"
                 if self._has_local_proxy
-                else "Pass proxy=True, too, or omit it",
+                else "Pass proxy=True, too, or omit the proxy in ports",
             )
         self._keeps_data = keep or data is not None
         self._ports = dict(ports or {})
@@ -271,7 +272,7 @@ class LocalBroker(Closeable):
             queues: Number of read queues and of write queues on each broker; by default ``queues`` of the cluster.
             broker: The only broker to create the topic on; by default, all running brokers get the topic.
             attributes: Attributes of the topic, such as ``{"message.type": "FIFO"}``.
-            batch: Whether to create a batch topic, which stores batches whole: with the attribute ``queue.type=BatchCQ``.
+            batch: Whether to create a batch topic (attribute ``queue.type=BatchCQ``), which stores batches whole.
             resize: Change the number of queues of an existing topic. The messages of removed queues cannot be read.
 
         Raises:
@@ -369,7 +370,7 @@ def _own_servers(mq: LocalBroker) -> ClusterServers:
     if os.getpid() != mq._pid:
         raise LocalBrokerError(
             f"This LocalBroker belongs to process {mq._pid}, from which this one was forked",
-            remedy="Control it there; here its name_server can be used: Admin(mq.name_server)",
+            remedy="Control it in that process. This process can use its name_server: Admin(mq.name_server)",
         )
     return cluster_servers
 

@@ -84,7 +84,8 @@ class Registration:
         except RocketMQError:
             return
         finally:
-            # The broker has written its thousand settings into the file. Restore the short text, because users read this file.
+            # The broker has written all its settings, about a thousand, into the file. Restore the short text, because users
+            # read this file.
             replace_file(conf, text)
 
     def close(self) -> None:
@@ -218,7 +219,7 @@ class ClusterServers:
         )
 
     def restart(self, name: str, conf: Mapping[str, object], deadline: Deadline) -> None:
-        """Restart a server, after killing it if it runs, with changes of its broker.conf or a proxy's fields."""
+        """Restart a server. A running server is killed first. ``conf`` changes settings of broker.conf, or a proxy's fields."""
         server = self.server(name)
         server.kill()
         if conf:

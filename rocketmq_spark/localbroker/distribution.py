@@ -57,7 +57,7 @@ class Jar:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A named set of jars; ``key`` names its folder in the cache."""
+    """A named set of jars; ``key`` is the name of its folder in the cache."""
 
     name: str
     jars: tuple[Jar, ...]
@@ -97,7 +97,7 @@ def cache_folder() -> Path:
     except LocalBrokerError as e:
         problem = e.message
     temporary_folder = Path(tempfile.gettempdir(), f"rocketmq-spark-{os.geteuid()}")
-    warning = "%s. LocalBroker uses %s instead; name a folder that is kept with %s"
+    warning = "%s. LocalBroker uses %s instead; set %s to a folder that is kept"
     process.get_or_create(
         "cache", temporary_folder, functools.partial(_LOG.warning, warning, problem, temporary_folder, CACHE_VARIABLE)
     )
@@ -175,7 +175,7 @@ def _can_close(folder: Path) -> bool:
 
 
 def _folders_in(folder: Path) -> Iterator[Path]:
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # the folder of a download is removed at its end
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # a download removes its folder when it ends
         for entry in entries:
             with contextlib.suppress(OSError):  # the entry may be a broken link
                 if entry.is_dir():
@@ -268,8 +268,8 @@ def file_locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Itera
         try:
             yield
         finally:
-            # A forked child has the file open, too. So the process that took the lock must unlock the file explicitly, and the
-            # child must not unlock it.
+            # A forked child has the file open, too, and would keep the lock. So the process that took the lock must unlock the
+            # file explicitly, and the child must not unlock it.
             if os.getpid() == owner:
                 fcntl.flock(file, fcntl.LOCK_UN)
 

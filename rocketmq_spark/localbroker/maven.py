@@ -112,7 +112,7 @@ def download(
 def _try_each(
     repositories: Sequence[Repository], targets: Mapping[str, DownloadTarget], progress: Callable[[int], None]
 ) -> dict[str, Exception]:
-    """Try each file once. Return the errors of failed files by coordinate."""
+    """Try once to download each file. Return the errors of failed files by coordinate."""
     stop_event = threading.Event()
     pool = ThreadPoolExecutor(_PARALLEL_DOWNLOADS, "rocketmq-jars")
     try:

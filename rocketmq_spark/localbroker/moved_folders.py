@@ -1,8 +1,8 @@
 """Finds folders that other users may have moved to names under which ``LocalBroker`` deletes and replaces files.
 
-A user who may write to a folder can rename each entry in it, even a folder that only its owner may change. So ``LocalBroker``
-rejects a data folder or a cache to which others may write if it has entries with such names. The owner must check these entries
-first.
+A user who may write to a folder can rename each entry in it, even a folder that only its owner may change. So if others may
+write to a data folder or a cache, and it has entries with such names, ``LocalBroker`` rejects the folder. The owner must check
+these entries first.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def moved_folder_problem(entry: Path, was_open: bool, inner_folders: Iterable[Pa
     """Return a clause that says that others may have moved a folder to ``entry``; None if this is impossible.
 
     Args:
-        entry: An existing file or folder with a name by which files are deleted.
+        entry: An existing file or folder with a name under which ``LocalBroker`` deletes files.
         was_open: Whether others could write to the folder above.
         inner_folders: Folders in ``entry``. Others must not be able to write to these folders either. Links among these folders
             are not checked.
@@ -74,6 +74,6 @@ def moved_folder_problem(entry: Path, was_open: bool, inner_folders: Iterable[Pa
 
 
 def _is_open(read_status: Callable[[], os.stat_result]) -> bool:
-    with contextlib.suppress(OSError):  # the folder of a download is removed at its end
+    with contextlib.suppress(OSError):  # a download removes its folder when it ends
         return folders.others_may_write(read_status())
     return False

@@ -39,7 +39,7 @@ HOST = "127.0.0.1"
 _PORT_RANGE = range(20_000, 32_000)
 _BLOCK_SIZE = 60
 
-# A broker's ports relative to listenPort: itself, the fast port, replication (on all interfaces).
+# A broker's ports relative to listenPort: listenPort itself, the fast port, and the port for replication (on all interfaces).
 BROKER_PORT_DISTANCES = (0, -2, 1)
 # A proxy's ports relative to its first port: Remoting, and gRPC one above.
 PROXY_PORT_DISTANCES = (0, 1)
@@ -329,7 +329,7 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` so that it ends with this process; its output is appended to ``log``.
 
-    ``on_started`` receives the child even if Ctrl-C interrupts this call, so that the caller can end it.
+    ``on_started`` receives the child even if Ctrl-C interrupts this call, so that the caller can end the child.
     """
     watchdog_command = [
         sys.executable,

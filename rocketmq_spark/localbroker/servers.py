@@ -115,8 +115,8 @@ _BROKER_HEAP_MB = 192
 _PROXY_HEAP_MB = 192
 # Folder for files that libraries unpack at a start. In the system's temporary folder, these files would remain after a kill.
 _TEMPORARY_FOLDER = "tmp"
-# These flags follow the other flags, because the JVM uses the last of equal flags. With only the flag for enforced TLS, the proxy
-# would use TLS to brokers, too (NettyClientConfig).
+# These flags come after the other flags, because the JVM uses the last value of a repeated flag. With only the flag for
+# enforced TLS, the proxy would use TLS to brokers, too (NettyClientConfig).
 _ENFORCED_TLS_FLAGS = ("-Dtls.server.mode=enforcing", "-Dtls.enable=false")
 
 

@@ -60,7 +60,7 @@ class Reservation:
             if not lock.closed:
                 fcntl.flock(
                     lock, fcntl.LOCK_UN
-                )  # unlocked explicitly, because forked processes have the file open, too
+                )  # unlocked explicitly, because forked processes have the file open, too, and would keep the lock
             lock.close()
 
 
@@ -128,8 +128,8 @@ def _entries_problem(data: Path, was_open: bool) -> str | None:
 
 
 def _close_entries(data: Path) -> str | None:
-    """Revoke the right of other users to write to the files of clusters in a data folder, which others cannot change any more.
-    Returns a clause about the first problem that remains.
+    """Revoke the right of other users to write to the files of clusters in a data folder, when others can no longer write to
+    the folder itself. Returns a clause about the first problem that remains.
     """
     for entry in _cluster_entries(data):
         folders.revoke_write_all(entry)

@@ -47,7 +47,9 @@ class GetConsumedOffsets:
 
 @dataclass(frozen=True, slots=True)
 class GetRunningInfo:
-    """A broker's request for the state of the member (307). The answer is a ``RunningInfo``, on request with thread stacks."""
+    """A broker's request for the state of the member (307). The answer is a ``RunningInfo``. It contains the stacks of threads
+    if ``stacks`` is true.
+    """
 
     stacks: bool = False
 
@@ -127,7 +129,8 @@ class ConsumerStats:
 class RunningInfo:
     """A member as ``mqadmin consumerStatus`` shows it; ``properties`` are its settings by Java's names.
 
-    ``started_ms`` is in ms since 1970; tools compare only the subscriptions of members that have run for two minutes.
+    ``started_ms`` is in ms since 1970. Tools need it, because they compare only the subscriptions of members that have run for
+    two minutes.
     """
 
     membership: Membership

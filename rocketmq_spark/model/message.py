@@ -63,8 +63,8 @@ class Message:
 
 @dataclass(slots=True)
 class KeyedMessage(Message):
-    """A copy of a stored message that is sent with the message's sharding key. This is a reserved property, which ``Message``
-    rejects.
+    """A copy of a stored message that is sent with the message's sharding key. The sharding key is a reserved property, which
+    ``Message`` rejects.
     """
 
     sharding_key: str | None = None
@@ -92,7 +92,7 @@ class _StoredFields:
                     pass
                 else:
                     return decode(name, self)
-            # Raises the same AttributeError again, which may be that of a property.
+            # Raises the same AttributeError again. The error may come from the code of a property.
             return object.__getattribute__(self, name)
 
         def __getstate__(self) -> Any:

@@ -16,8 +16,8 @@ from rocketmq_spark.model.message import MessageQueue, ReceivedMessage
 class OffsetWindow(NamedTuple):
     """The offset that a pull requested, and the next offset that the broker returned.
 
-    A batch of the answer has offsets in this window. The batch may begin before ``start``, but not before ``min_offset``, and
-    ends at ``max_offset`` or earlier.
+    Each batch of the answer has at least one offset in this window. The batch may begin before ``start``, but not before
+    ``min_offset``, and ends at ``max_offset`` or earlier.
     """
 
     start: int
@@ -193,7 +193,7 @@ class OffsetRange(NamedTuple):
 
 
 class QueueEnd(NamedTuple):
-    """The end of a queue, and the address of the master that reported it: another replica may lack messages before this end."""
+    """The end of a queue, and the address of the master that reported it. Another replica may lack messages before this end."""
 
     offset: int
     master: str
@@ -234,7 +234,7 @@ class PullRequest:
     Mirrors what ``DefaultMQPushConsumerImpl.pullMessage`` passes to ``PullAPIWrapper``.
 
     Args:
-        filter: Which messages to return; brokers compare hashes of tags, so tags are compared again in the answer.
+        filter: Which messages to return. Brokers compare only hashes of tags, so this client compares the tags in the answer.
         post_filter: True sends the filter with the pull; with False, the broker uses the filter of the last heartbeat.
         version_ms: When the subscription was made; a broker that has a newer subscription rejects the pull.
         suspend_s: How long a broker holds the request while there are no new messages; with 0, it answers at once.

@@ -124,7 +124,7 @@ _MAX_ID_CHARACTERS = 64
 class HalfPlace(NamedTuple):
     """Identifies a half message for its broker: by the position over remoting, and by the ids through a Proxy.
 
-    ``half_offset`` is an offset of the internal topic, ``commit_log_offset`` a position in bytes; None through a Proxy.
+    ``half_offset`` is an offset of the internal topic. ``commit_log_offset`` is a position in bytes; None through a Proxy.
     ``digest`` is the message's ``content_digest``.
     """
 
@@ -139,8 +139,8 @@ class HalfPlace(NamedTuple):
 
     @property
     def key(self) -> str:
-        """A key of the message. Copies of the message have the same key; other messages have another key, even with the same
-        id.
+        """A key of the message. Copies of the message have the same key. Another message has another key, even if both messages
+        have the same id.
         """
         # The id is shortened, because other clients may choose long ids, and keys of many messages are kept.
         msg_id = self.msg_id
@@ -166,7 +166,7 @@ class HalfPlace(NamedTuple):
 
 
 # RocketMQ's own properties that belong to the content of a message, and those that a broker adds to a half message. The digest
-# omits only the latter: another property may, for instance, change the delivery time.
+# omits only the properties that a broker adds, because another property may, for instance, change the delivery time.
 _CONTENT_PROPERTIES = (Property.TAGS, Property.KEYS, Property.SHARDING_KEY)
 _BROKER_PROPERTIES = frozenset({
     Property.UNIQ_KEY, Property.WAIT, Property.INSTANCE_ID, Property.PRODUCER_GROUP, Property.TRANSACTION_PREPARED,
@@ -249,7 +249,7 @@ class SendRequest(NamedTuple):
     """One send for a transport: a message or a batch, and the fields that apply to the whole send. A NamedTuple, because it is
     cheap to create, and every send has a request.
 
-    ``body`` is the (possibly compressed) body of a single message, or with ``batch`` a batch. A batch is the object of the
+    ``body`` is the (possibly compressed) body of a single message; if ``batch`` is set, a batch. A batch is the object of the
     transport's encoder, or bytes in the layout of ``wire.messages.encode_batch``. Spools store such bytes, and every transport
     accepts them. ``properties`` is the encoded property string of the message or of the batch itself.
     """

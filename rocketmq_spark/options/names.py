@@ -16,7 +16,7 @@ from typing import Any
 from rocketmq_spark.base.arguments import check_synchronous, check_text
 from rocketmq_spark.errors import OptionError
 
-# A service that runs other people's queries must not run code that their options name.
+# A service that runs other people's queries sets this variable to false, so that it does not run code that options name.
 CALLABLES_VARIABLE = "ROCKETMQ_SPARK_ALLOW_CALLABLES"
 _YES_TEXTS, _NO_TEXTS = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 

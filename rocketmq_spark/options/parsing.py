@@ -203,7 +203,8 @@ _MAX_SERVERS = 100
 def addresses(value: str) -> tuple[str, ...]:
     """``host:port`` items separated by ``;`` or ``,``.
 
-    Hosted clusters show addresses with ``http://``. This prefix is removed, as in the Java client: no connection uses HTTP.
+    Hosted clusters show addresses with ``http://``. As in the Java client, this prefix is removed, because no connection uses
+    HTTP.
     """
     expected = "host:port, several separated by ; or ,"
     items = tuple(dict.fromkeys(_HTTP_PREFIX.sub("", item.strip()) for item in re.split("[;,]", value) if item.strip()))
@@ -237,7 +238,7 @@ def instance_of(servers: Sequence[str]) -> str | None:
     return match[1] if match is not None and "_" in match[2][1:-1] else None
 
 
-# The value of option 'addressMap' that replaces each advertised address by the address of the name server that reported it.
+# With this value of option 'addressMap', the client connects to the name server that reported an address, not to the address.
 AT_NAME_SERVER = "nameServer"
 
 

@@ -2,7 +2,7 @@
 
 A service that runs other people's queries opens files with its own rights. The variable ``ROCKETMQ_SPARK_PATHS`` names the folder
 in which the files and folders of options must be. Other users may change the content of this folder while a path is checked. So
-files are read through descriptors, and only folders are accepted that other users cannot change.
+files are read through descriptors, and a folder is accepted only if other users cannot change it.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def _unnamed_file() -> IO[bytes]:
 
 @contextlib.contextmanager
 def confined_file(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Yield a name by which a library may open a file inside the block. If the variable is set, the name stands for an open
-    file. Each folder of the file's path is opened in turn, because other users may replace links and folders on the path at any
-    time.
+    """Yield a name by which a library may open a file inside the block. If ``ROCKETMQ_SPARK_PATHS`` is set, the name stands for
+    an open file. Each folder of the file's path is opened in turn, because other users may replace links and folders on the
+    path at any time.
 
     Raises the errors of ``read``.
     """

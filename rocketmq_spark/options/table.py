@@ -1,6 +1,6 @@
 """The table of all options: name, parser, default, the roles that accept the option, and its meaning.
 
-A row is a field of ``Options``; its public name is the field's in camelCase. Parsing collects all problems into one
+A row is a field of ``Options``; its public name is the field's name in camelCase. Parsing collects all problems into one
 ``OptionError``. The constructor of the data source only parses (``parse``). Whatever depends on the role (source or sink, batch
 or stream) is checked when the reader or writer is created (``for_role``). No other module reads raw options.
 """
@@ -111,8 +111,8 @@ _QUEUES = (*_CONSUME, *_SOURCE, *_WRITE, "simple consumer", "cluster admin")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Parsed options of one source, sink or producer. ``given`` names the fields that were set; ``from_variables`` names those
-    of them that a variable of the process set.
+    """Parsed options of one source, sink or producer. ``given`` has the names of the fields that were set. ``from_variables``
+    has the names of the fields that an environment variable set.
     """
 
     # Connection
@@ -883,8 +883,8 @@ _BY_NAME = {name.lower(): row for row in TABLE for name in (row.name, *row.alias
 def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ, *, keywords: bool = False) -> Options:
     """Parse a user's options; names are case-insensitive, in camelCase or snake_case. One ``OptionError`` lists all problems.
 
-    Options that are not given may come from environment ``variables``, which are read only here; tasks receive the values.
-    ``keywords`` says that the options are keywords of a Python call, so that errors name them in snake_case.
+    Options that are not given may come from environment ``variables``. No other code reads these variables; tasks receive the
+    values. ``keywords`` says that the options are keywords of a Python call, so that errors name them in snake_case.
     """
     values: dict[str, Any] = {}
     problems: list[str] = []

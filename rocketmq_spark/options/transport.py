@@ -1,7 +1,7 @@
 """Which roles and options each transport (option ``transport``) supports, and why it does not support the others. Pure.
 
-Over gRPC the Proxy chooses queues and implements no requests about offsets. Options that need one of these features are rejected
-here, before a connection is made.
+Over gRPC the Proxy chooses queues and implements no requests about offsets. Options that choose queues, or need such requests,
+are rejected here, before a connection is made.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 Mirrors ``ProduceAccumulator``. Pure: the clock is an argument, and the caller locks and sends. Messages with the same
 ``BatchKey`` share a batch. The key has the topic, the queue if the caller chose one, the wait flag (``waitStoreMsgOK``) and the
-tag. ``sender_waits`` is a part of the key, too; Java has two maps instead. A batch is due when its bodies have more than
-``max_bytes``, or when it is ``max_delay_ms`` old. (Java's code also compares with "more than", although Java's proposal says "or
-equal".) This module closes gaps in Java's code:
+tag. The key also says whether the sender waits for the result (``sender_waits``). Java has two maps instead: one for senders
+that wait, and one for the others. A batch is due when its bodies have more than ``max_bytes``, or when it is ``max_delay_ms``
+old. (Java's code also compares with "more than", although Java's proposal says "or equal".) This module closes gaps in Java's
+code:
 
 * A batch is removed from the map when it is closed, so nothing has to be cleaned up. The number of open batches is limited.
 * The bytes of a batch are counted until its answer arrives, and are released exactly once. A message that joins no batch is not
@@ -25,7 +26,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 
-MAX_KEYWORD_BYTES = 24_000  # the maximum for all keys of a batch; its properties need room for a tag and an id, too
+MAX_KEYWORD_BYTES = 24_000  # for all keys of a batch; the batch's properties need room for a tag and an id, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +238,7 @@ class Accumulator:
             self._close(batch)
 
     def release(self, batch: MessageBatch) -> None:
-        """Release the bytes of a batch that has its outcome. A second call changes nothing."""
+        """Stop counting the bytes of a batch, because the batch has its outcome. A second call changes nothing."""
         if batch in self._taken_batches:
             self._taken_batches.discard(batch)
             self.buffered_bytes -= batch.encoded_bytes
@@ -272,5 +273,7 @@ def key_words(keys: Sequence[str] | None) -> list[str]:
 
 
 def has_key(keys: Sequence[str] | None) -> bool:
-    """Whether a compaction topic stores a message with these keys. The topic's broker ignores keys of only whitespace."""
+    """Whether a compaction topic stores a message with these keys. The topic's broker ignores keys that consist only of
+    whitespace.
+    """
     return any(key.strip() for key in keys or ())

@@ -1,7 +1,7 @@
 """Decides which attempts may have stored their messages, and looks up which messages are stored.
 
-Each broker has its own thread for look-ups. A look-up includes all ambiguous sends to its broker that wait when the look-up
-starts.
+Each broker has its own thread for look-ups. One look-up covers all ambiguous sends to the broker that are waiting when the
+look-up starts.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class StoredIds(Protocol):
     """Finds stored messages, so that a producer does not send them again."""
 
     def end(self, queue: MessageQueue) -> QueueEnd:
-        """Return the end offset of ``queue``, now or at an earlier time. Raises ``RocketMQError`` if no end offset is cached and
-        none can be fetched.
+        """Return the end offset that ``queue`` has now, or had at an earlier time. Raises ``RocketMQError`` if no end offset is
+        cached and none can be fetched.
         """
 
     def find_stored(
@@ -85,9 +85,9 @@ _REJECTED_CODES = frozenset(
         Response.GO_AWAY,
     }
 )
-# A broker that returns one of these codes may have stored the message. If the answer has one of the texts, the broker has stored
-# nothing. The texts "[PC_SYNCHRONIZED]" and "in-sync replicas not enough" are not listed: a broker with a DLedger log also
-# returns them if it has stored the message, but its followers did not confirm the message in time.
+# A broker that returns one of these codes may have stored the message. If the answer begins with one of the texts of its code,
+# the broker has stored nothing. The texts "[PC_SYNCHRONIZED]" and "in-sync replicas not enough" are not listed: a broker with a
+# DLedger log also returns them if it has stored the message, but its followers did not confirm the message in time.
 _REJECTED_TEXTS: Mapping[int, tuple[str, ...]] = {
     Response.SYSTEM_BUSY: (
         "[TIMEOUT_CLEAN_QUEUE]",
@@ -158,7 +158,7 @@ class AmbiguousSendResolver:
 
     def record_start(self, outgoing: OutgoingSend, queue: MessageQueue) -> None:
         """Record, before an attempt, an offset from which a look-up finds all messages that the attempt stores. Raises
-        ``RocketMQError`` if no offset is known from before the attempt.
+        ``RocketMQError`` if no such offset is cached and none can be fetched.
         """
         try:
             end = self._stored_ids.end(queue)
@@ -170,7 +170,7 @@ class AmbiguousSendResolver:
             fetched_offset, acknowledged_offset = self._queue_ends.get(key, (-1, -1))
             if (
                 fetched_offset != end.offset
-            ):  # the end was fetched again: the acknowledged offset may be from a deleted topic of the same name
+            ):  # fetched again: drop the acknowledged offset, which may be from a deleted topic of the same name
                 self._queue_ends[key] = end.offset, (acknowledged_offset := end.offset)
         outgoing.lookup_start = QueueEnd(max(end.offset, acknowledged_offset), end.master)
 
@@ -221,8 +221,8 @@ class AmbiguousSendResolver:
         )
 
     def _record_result(self, outgoing: OutgoingSend, result: SendResult) -> None:
-        """Record the offset of a stored message: look-ups for later sends may start at this offset. If the offset is smaller than
-        the start of the look-up for this send, the queue was created again.
+        """Record the offset of a stored message, so that look-ups for later sends can start at this offset. An offset before
+        ``lookup_start`` is recorded, too, because it shows that the queue was created again.
         """
         if outgoing.lookup_start is None or result.queue is None or result.queue_offset is None:
             return
@@ -233,7 +233,7 @@ class AmbiguousSendResolver:
                 self._queue_ends[key] = fetched_offset, result.queue_offset
 
     def _queue_lookup(self, send: AmbiguousSend) -> bool:
-        """Start a look-up. After ``close``, when all requests have outcomes, does nothing and returns False."""
+        """Start a look-up. After ``close``, does nothing and returns False, because all requests already have outcomes."""
         broker_name = send.queue.broker_name
         with self._lock:
             if self._closed:
@@ -246,7 +246,7 @@ class AmbiguousSendResolver:
         try:
             lookup_timer.call_later(0, lambda: self._look_up_broker(broker_name))
         except RuntimeError as e:  # no thread can start
-            self._fail_lookup(send, SendFailed(f"the look-up has no thread: {e}"))
+            self._fail_lookup(send, SendFailed(f"cannot look up the message, because no thread can start: {e}"))
         return True
 
     def _fail_lookup(self, send: AmbiguousSend, error: RocketMQError) -> None:
@@ -308,7 +308,9 @@ def _is_definite(outcome: Outcome) -> bool:
 def _outcome_after_lookup(
     outgoing: OutgoingSend, queue: MessageQueue, outcome: RocketMQError, result: LookupResult
 ) -> Outcome:
-    """The outcome of an attempt after its look-up. Also sets ``unconfirmed_request`` of the request."""
+    """The outcome of an attempt after its look-up. Also updates ``unconfirmed_request`` and ``confirmed_count`` of
+    ``outgoing``.
+    """
     if isinstance(result, RocketMQError):
         return unproved_error(outcome, result)
     request = outgoing.next_request

@@ -30,15 +30,15 @@ _producers_closed_last: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
 
 
 def register_at_exit(producer: OpenProducer, close_last: bool = False) -> None:
-    """Register a producer for the exit. A producer with ``close_last`` is closed after the others: it sends their traces, and
-    their last sends still create trace records.
+    """Register a producer for the exit. A producer with ``close_last`` sends the traces of other clients. It is closed after
+    the other producers, because their last sends still create trace records.
     """
     _open_producers.add(producer)
     if close_last:
         _producers_closed_last.add(producer)
 
 
-# The time for all producers together: a process must end even if their send timeouts are long.
+# The maximum time for closing all producers together. A process must end even if the send timeouts of its producers are long.
 MAX_EXIT_S = 30.0
 
 

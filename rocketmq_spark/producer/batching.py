@@ -1,10 +1,10 @@
 """Automatic batches of producers: one accumulator per name, its timer, and one future per message.
 
-Mirrors ``ProduceAccumulator``. Producers of one name share an accumulator, as in ``MQClientManager``, where the name is the
-client id. Java polls with two guard threads; here a timer sends the oldest batch when it is due. A synchronous sender also sends
-its own batch if the batch is overdue, so that no sender depends on the timer's thread. Java's accumulator is closed when the
-first of its producers leaves. This accumulator is closed when its last producer leaves. Whenever a producer leaves, all waiting
-batches are sent.
+Mirrors ``ProduceAccumulator``. Producers with the same name share an accumulator. In Java (``MQClientManager``), producers with
+the same client id share one. Java polls with two guard threads; here a timer sends the oldest batch when it is due. A
+synchronous sender also sends its own batch if the batch is overdue, so that no sender depends on the timer's thread. Java's
+accumulator is closed when the first of its producers leaves. This accumulator is closed when its last producer leaves. Whenever
+a producer leaves, all waiting batches are sent.
 
 A plain message has no queue, delay or priority, and its topic does not store a batch as one message. Such a message waits
 unencoded in its promise, and is encoded with the other messages when its batch is sent. A plain message gets the same checks as
@@ -151,8 +151,8 @@ class BatchOwner(Protocol):
         """
 
     def dispatch_ready(self, on_other_thread: bool = False) -> None:
-        """Send enqueued batches. With ``on_other_thread``, another thread sends them, because the calling thread may be one that
-        reads answers.
+        """Send enqueued batches. With ``on_other_thread``, another thread sends them, because the calling thread may be one
+        that reads answers and must not block.
         """
 
 
@@ -230,7 +230,9 @@ class Batcher:
             owner.dispatch_ready()
 
     def _enqueue_due(self) -> Iterable[BatchOwner]:
-        """Add due batches to the queues of their producers. Returns the producers, which must send them."""
+        """Add due batches to the queues of their producers. Returns these producers; the caller must call ``dispatch_ready`` of
+        each producer.
+        """
         owners: dict[int, BatchOwner] = {}
         rejected_completions = []
         now_ms = self._timer.now_ms()
@@ -242,7 +244,7 @@ class Batcher:
                 else:
                     rejected_completions.append(complete)
         for complete in rejected_completions:
-            complete(ClosedError("the producer that shared its batch was closed before it was sent"))
+            complete(ClosedError("not sent, because the producer that started the message's batch was closed"))
         return owners.values()
 
     def wait(self, batch: MessageBatch, future: Future[SendResult], seconds: float) -> bool:
@@ -346,16 +348,16 @@ class BatchingClient:
         self._futures = futures
         self._encoder, self._scope = encoder, settings.scope
         self._send_timeout_s = settings.send_timeout_s
-        # If a Proxy chooses queues, messages with different tags share a batch, because the messages of a group must stay in
-        # order. Each message keeps its own tag.
+        # If a Proxy chooses queues, messages with different tags share a batch. With a batch for each tag, the messages of a
+        # group could get out of order. Each message keeps its own tag.
         self._mixes_tags = settings.features.queue_choice_problem is not None
         self._max_body_bytes = settings.max_message_size
         self._templates: dict[tuple[str, str | None, bool], PlainTemplate] = {}
 
     def is_batchable(self, prepared: PreparedMessage, how: How) -> bool:
-        """Whether the message may join a batch (``DefaultMQProducer.canBatch``). A message with a priority must be sent alone. If
-        a message for a compaction topic has no key, it must be sent alone: the broker rejects a single message, but drops it from
-        a batch without an error.
+        """Whether the message may join a batch (``DefaultMQProducer.canBatch``). A message with a priority must be sent alone.
+        A message without a key for a compaction topic must be sent alone, too: the broker rejects such a message, but would
+        drop it from a batch without an error.
         """
         message = prepared.message
         must_be_alone = prepared.delayed or message.priority is not None or message.topic.startswith(codes.RETRY_PREFIX)
@@ -411,7 +413,7 @@ class BatchingClient:
         sender_waits: bool,
         callback: Callback | None = None,
     ) -> tuple[Promise, MessageBatch | None]:
-        """Return the future, and the batch that contains the message; None if the message must be sent directly."""
+        """Return the future, and the message's batch. The batch is None if the message must be sent directly."""
         message = prepared.message
         flag_and_tag = (True, None) if self._mixes_tags else (message.wait_store_ok, message.tags or None)
         key = BatchKey(message.topic, queue, *flag_and_tag, sender_waits)

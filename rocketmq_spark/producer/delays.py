@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 LIMITS_VALID_S, SILENT_RETRY_S, CONSUMER_VALID_S = 600.0, 30.0, 10.0
 _UNKNOWN: tuple[int | None, Deadline] = (None, Deadline(0.0))
 _TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
-_REMEDY = "Start what delays them: rocketmq-spark delay serve, or the Spark job of docs/delay.md"
+_REMEDY = "Start the delay service: rocketmq-spark delay serve, or the Spark job of docs/delay.md"
 
 
 class BrokerTimers:
@@ -71,8 +71,8 @@ class BrokerTimers:
 class DelayRouter:
     """Decides whether a delayed message needs an envelope, and creates envelopes.
 
-    ``is_transient`` returns whether an error is temporary; None without a spool. After a temporary error, an envelope is created
-    although no broker has reported a consumer of envelopes.
+    ``is_transient`` returns whether an error is temporary; None without a spool. If a temporary error prevents the check for a
+    consumer of envelopes, the envelope is created nevertheless.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class DelayRouter:
     def _choose_queue(self, topic: str, destination: How, queues: Sequence[MessageQueue]) -> MessageQueue:
         if not queues:
             raise MessageRefused(
-                "a message with a delay of this length needs its queue when it is sent, and no name server reports the "
-                "queues of its topic now",
+                "the queue of a message with a delay of this length must be chosen now, but no name server reports the "
+                "queues of its topic",
                 topic=topic,
                 remedy="Send the message again when a name server answers",
             )

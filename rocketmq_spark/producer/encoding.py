@@ -64,7 +64,7 @@ class EnvelopedMessage(NamedTuple):
 
 # A Proxy would keep only 32 bits of a larger priority.
 _MAX_PRIORITY = 2**31 - 1
-# All control characters but the two that separate properties.
+# All control characters except the two that separate properties.
 _CONTROL_CHARACTER = re.compile("[\x00\x03-\x1f\x7f-\x9f]")
 
 
@@ -248,7 +248,7 @@ def _delay_property(value: object) -> dict[str, str]:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= LONGEST_DELAY_MS / 1000:
         raise MessageRefused(
-            f"delay {value!r}: expected seconds or a timedelta, not negative nor more than {LONGEST_DELAY_MS // 1000}"
+            f"delay {value!r}: expected seconds or a timedelta, from 0 to {LONGEST_DELAY_MS // 1000} seconds"
         )
     return {Property.TIMER_DELAY_MS: str(round(seconds * 1000))} if seconds else {}
 
@@ -297,9 +297,8 @@ def explicit_batch(
 ) -> SendRequest:
     """The request of ``send_batch``, with Java's rules (``MessageBatch.generateFromList``).
 
-    The batch has no id: if a topic stores each message separately, brokers before 5.5 copy the batch's properties to each
-    message, so all messages would have the same id. For a topic that stores a batch as one message, ``with_storage_properties``
-    adds an id.
+    The batch has no id, because brokers before 5.5 would copy the id to each message if the topic stores each message
+    separately. For a topic that stores a batch as one message, ``with_storage_properties`` adds an id.
     """
     if not prepared:
         raise MessageRefused("the batch has no messages")
@@ -345,13 +344,13 @@ def no_key_reason(topic: str) -> str:
 def with_storage_properties(
     request: SendRequest, prepared: Sequence[PreparedMessage], batch_id: str, storage: BatchStorage
 ) -> SendRequest:
-    """Return the batch as the storage of its topic requires it.
+    """Return the batch with the properties that the storage of its topic requires.
 
     A batch that is stored as one message gets an id, the common tag, and the keys of all messages. Java's explicit batches have
     no id, tag or keys, so no filter matches them.
 
     Raises:
-        MessageRefused: A message without a key, which a compaction topic would drop.
+        MessageRefused: A message has no key, and the topic is a compaction topic, which would drop this message.
     """
     messages = [prepared_message.message for prepared_message in prepared]
     if storage.is_compacted and (

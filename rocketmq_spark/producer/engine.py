@@ -1,10 +1,10 @@
 """The engine of all sends. Each request of a producer, of its batches and of a sink's task goes through an ``Engine``.
 
 Mirrors ``DefaultMQProducerImpl.sendDefaultImpl`` and ``MQClientAPIImpl.sendMessageAsync``. The engine owns the route cache, the
-fault table, the hooks and the timer, and limits the requests in flight. It sends and waits; ``retry``, ``routing`` and
-``send_queue`` decide, and ``send_queue`` has the lock. In all modes a request begins in ``_start``, an attempt with an answer
-ends in ``_judge``, and a request with an outcome ends in ``_complete``. If the engine has a spool, the requests for which
-``_judge`` returned an error go to the spool, before ``_complete``.
+fault table, the hooks and the timer, and limits the requests in flight. The engine sends and waits. The modules ``retry``,
+``routing`` and ``send_queue`` decide what is sent, where, and when. ``send_queue`` has the lock. In all modes a request begins
+in ``_start``, an attempt with an answer ends in ``_judge``, and a request with an outcome ends in ``_complete``. If the engine
+has a spool, the requests for which ``_judge`` returned an error go to the spool, before ``_complete``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WriteBatching = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class Unsent(NamedTuple):
-    """A send without an answer when the producer was closed. Its messages may be stored."""
+    """A send that had no answer when the producer was closed. Its messages may be stored."""
 
     topic: str
     queue: MessageQueue | None
@@ -153,7 +153,7 @@ class Engine:
                     self._apply_verdict(outgoing, RetryAttempt(0.0, outgoing.refresh_route))
 
     def oneway(self, outgoing: OutgoingSend) -> None:
-        """Make one attempt without an answer. Raises only errors that occur before the bytes reach the socket."""
+        """Make one attempt, which gets no answer. Raises only errors that occur before the bytes reach the socket."""
         self._start(outgoing)
         queue = self._choose_queue(outgoing)
         context = self._call_before_hooks(outgoing, queue, "oneway")
@@ -162,14 +162,14 @@ class Engine:
             self.hooks.after(context, None, 0)
 
     def wait_until_idle(self, deadline: Deadline) -> bool:
-        """Wait for all answers. Returns whether all answers have arrived at the deadline."""
+        """Wait for all answers. Returns whether all answers have arrived before the deadline."""
         return self._send_queue.wait_until_idle(deadline)
 
     def close(self, deadline: Deadline, wait_s: float = 5.0, keep: bool = True) -> list[Unsent]:
         """Wait for all answers until the deadline. Requests that have no answer at the deadline fail and are returned.
 
-        With a spool and ``keep``, requests without an answer go to the spool instead. A caller that sends the requests again
-        itself passes ``keep=False``. Waits up to ``wait_s`` seconds for a running call of the timer.
+        With a spool and ``keep``, requests without an answer go to the spool instead. Pass ``keep=False`` if the caller itself
+        will send the requests again. Waits up to ``wait_s`` seconds for a running call of the timer.
         """
         self.wait_until_idle(deadline)
         if self._spool_bridge is not None:
@@ -406,7 +406,7 @@ def _unexpected_error(error: Exception, outgoing: OutgoingSend) -> SendFailed:
     send_error = SendFailed(
         f"sending failed in an unexpected way: {type(error).__name__}: {error}",
         topic=outgoing.topic,
-        remedy="This is a bug of rocketmq-spark unless the error is of a selector; please report it with the log",
+        remedy="This is a bug of rocketmq-spark unless the error comes from a selector; please report it with the log",
     )
     send_error.__cause__ = error
     return send_error

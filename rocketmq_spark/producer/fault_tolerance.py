@@ -11,7 +11,8 @@ iterations. To look up a broker, the lock is not needed. This module avoids flaw
   changes a list of queues.
 
 As in Java, the first choice checks only the isolation time. So after its isolation, a broker gets a message even if no probe has
-reached it. The probe may fail for a reason that does not affect sends, and a failed send costs only one attempt.
+reached it. An answer to a probe is not required, because a probe may fail for a reason that does not affect sends, and a failed
+send costs only one attempt.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ NOT_AVAILABLE_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
 
 @dataclass(frozen=True, slots=True)
 class FaultTables:
-    """How long a broker is avoided after an attempt: ``not_available_ms[i]`` for the last ``i`` for which the latency is at least
-    ``latency_max_ms[i]``. A failed attempt counts as an attempt that took ``isolated_ms``.
+    """How long a broker is avoided after an attempt. The time is ``not_available_ms[i]``, where ``i`` is the largest index for
+    which the latency of the attempt is at least ``latency_max_ms[i]``. A failed attempt counts as an attempt that took
+    ``isolated_ms``.
     """
 
     latency_max_ms: tuple[int, ...] = LATENCIES_MS
@@ -68,8 +70,8 @@ class FaultTables:
             )
 
     def duration_ms(self, latency_ms: int) -> int:
-        """For how long a broker is avoided after ``latency_ms``: the duration of the largest threshold that the latency
-        reaches.
+        """How long a broker is avoided after an attempt that took ``latency_ms``: the duration of the largest threshold that
+        the latency reaches.
         """
         for threshold, duration in zip(reversed(self.latency_max_ms), reversed(self.not_available_ms), strict=True):
             if latency_ms >= threshold:

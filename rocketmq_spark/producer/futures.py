@@ -28,8 +28,8 @@ class Promise(Future[SendResult]):
 
     Creating a condition takes several times as long as creating the other attributes, and most results exist before a caller
     waits for them. So the first waiter creates the condition, under the same lock under which outcomes are set. Futures do not
-    share conditions: ``wait`` locks the conditions of several futures in the order of the futures' addresses, so two calls could
-    lock shared conditions in different orders.
+    share conditions. ``concurrent.futures.wait`` locks the conditions of its futures in the order of the futures' addresses, so
+    two calls could lock shared conditions in different orders, and wait for each other forever.
     """
 
     _state: str = RUNNING  # a send cannot be cancelled
@@ -58,8 +58,8 @@ class Promise(Future[SendResult]):
         if name not in _CONDITION_ATTRIBUTES:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with self.registry.lock:
-            # ``_has_waiters`` is set first: if Ctrl-C interrupts the next statements, the thread that sets the outcome creates
-            # the condition.
+            # ``_has_waiters`` is set first. Then, if Ctrl-C interrupts the next statements, the thread that sets the outcome
+            # still sees that there is a waiter, and creates the condition.
             self._has_waiters = True
             if name not in self.__dict__:
                 self._waiters, self._done_callbacks, self._condition = [], [], threading.Condition()

@@ -52,7 +52,9 @@ class Housekeeping:
         self._faults.retain(self._routes.brokers())
 
     def probe_faulty_brokers(self, now_ms: int) -> None:
-        """Probe brokers with reported faults. Brokers are probed through a topic, so nothing happens before the first send."""
+        """Probe brokers with reported faults. A probe needs the name of a topic, and the producer knows no topic before its
+        first send. So no broker is probed before the first send.
+        """
         topic = self._routes.any_topic()
         if topic is None or not self._faults.detecting:
             return

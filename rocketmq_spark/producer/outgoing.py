@@ -67,9 +67,11 @@ def split_result(result: SendResult, count: int) -> Sequence[SendResult]:
     """The result of each of ``count`` messages of a batch. If the batch is stored as one message, all messages have the same
     result.
 
-    A Proxy reports neither offset ids nor queues. If a look-up found the messages, their queue and offsets are unknown.
+    A Proxy reports neither offset ids nor queues. If a look-up found the messages, their queue and offsets are unknown. So the
+    results have no offset ids if a Proxy answered, or if a look-up found the messages.
 
-    Raises ``SendFailed`` if the number of ids differs: the batch is stored, but the offsets of its messages are unknown.
+    Raises ``SendFailed`` if the number of ids is not ``count``: the batch is stored, but the offsets of its messages are
+    unknown.
     """
     if _SEPARATOR not in result.msg_id:
         return [result] * count

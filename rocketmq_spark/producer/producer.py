@@ -207,8 +207,9 @@ class BaseProducer(ClosedWhenDropped):
     ) -> Future[SendResult]:
         """Send without waiting. The outcome, a ``SendResult`` or an error, is in the returned future and passed to ``callback``.
 
-        Callbacks run on one thread of the producer; one that blocks delays the others. Functions of ``Future.add_done_callback``
-        may run on the thread that reads answers, and must not block. All other arguments are those of ``send``.
+        All callbacks run on one thread of the producer, so a callback that blocks delays the others. Functions of
+        ``Future.add_done_callback`` may run on the thread that reads answers, and must not block. All other arguments are those
+        of ``send``.
 
         Raises:
             MessageRefused, SelectorError, ClosedError: These errors are raised at once. Other errors are in the future, except
@@ -241,7 +242,7 @@ class BaseProducer(ClosedWhenDropped):
         try:
             outgoing = self._outgoing(prepared, destination, deadline, done)
             if self._batching is not None and outgoing.ordered:
-                self._batching.batcher.send_all()  # earlier messages
+                self._batching.batcher.send_all()  # earlier messages are sent first
             self._engine.submit(outgoing)
         except RocketMQError:  # no room below the limits before the deadline: withdraw the promise
             self._futures.discard()

@@ -1,8 +1,8 @@
 """Request and reply: a message whose consumer answers it, and the answer. Mirrors ``DefaultMQProducer.request``.
 
 A request is stored and consumed like any other message. The reply to a request is not stored for the requester: a broker passes
-the reply on over the requester's connection. So a reply that finds no requester is lost, and a request without a reply may have
-been processed.
+the reply on over the requester's connection. So the reply is lost if the requester is no longer connected. A request that gets
+no reply may have been processed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rocketmq_spark.queues.selection import Select
 
 logger = logging.getLogger(__name__)
 
-# The share of a request's timeout for announcing to brokers where replies go.
+# The share of a request's timeout that may be used to tell brokers where to send replies.
 _ANNOUNCE_SHARE = 1 / 3
 
 
@@ -246,8 +246,8 @@ class RequestProducer(TransactionProducer):
         return self._replies
 
     def _announce(self, replies: Replies, deadline: Deadline) -> None:
-        """Announce to all brokers where replies go. If a request got no reply, the next request announces again, because the
-        connection to a broker may be a new one.
+        """Tell all brokers where to send replies. If a request got no reply, the next request tells the brokers again, because
+        a broker may not know a new connection of this client yet.
         """
         with self._requests_lock:
             if self._is_announced:
@@ -267,7 +267,7 @@ class RequestProducer(TransactionProducer):
 
     def _expire_request(self, correlation_id: str) -> None:
         """Expire the request with this id. The timer has the id, and not the request, so that completed requests can be
-        collected.
+        garbage-collected.
         """
         if (request := self._requests.get(correlation_id)) is not None:
             self._is_announced = False

@@ -43,7 +43,8 @@ logger = logging.getLogger(__name__)
 # The timeout of a send from the spool is Java's default send timeout. A longer timeout, such as that of a sink, would let one
 # slow send delay the records of other queues.
 RESEND_TIMEOUT_S = 3.0
-# The pause before a broker that did not report its timers is asked again. During a request, other records wait.
+# If a broker did not report its timers, it is asked again after this pause. Other records wait during each request for timers,
+# so these requests must not follow each other at once.
 SILENT_RETRY_S = 1.0
 # How long the ``BatchStorage`` of a topic is cached. The topic may be deleted and created again with another type.
 STORAGE_AGE_S = 30.0
@@ -308,8 +309,8 @@ def _halves(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
 
 
 def _split_by_key(send: SpooledSend) -> list[SpooledSend]:
-    """Split a batch so that each message without a key is alone: a broker of a compaction topic rejects a single message
-    without a key, but drops it from a batch.
+    """Split a batch so that each message without a key is alone. A broker of a compaction topic rejects a single message
+    without a key, but drops such a message from a batch without an error.
     """
     parts: list[list[tuple[BatchItem, str]]] = []
     is_keyed = False
@@ -342,8 +343,8 @@ def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledS
 
 
 def _without_past_delay(send: SpooledSend, now_ms: int) -> SpooledSend | None:
-    """Return the send without its delay; None if the delay has not passed. For a topic of delayed messages, a Proxy would reject
-    a message without a delay.
+    """Return the send without its delay; None if the delay has not passed. The caller removes the delay only after a broker
+    without timers has rejected the message, because a Proxy rejects a message without a delay for a topic of delayed messages.
     """
     properties = decode_properties(send.request.properties)
     due_ms = timer_due_ms(properties, send.request.born_timestamp_ms)
@@ -445,7 +446,7 @@ def _destination(send: SpooledSend) -> tuple[object, ...]:
 
 
 def _batchable_properties(send: SpooledSend) -> Mapping[str, str] | None:
-    """The properties of a send that may become a message of a batch; otherwise None."""
+    """The properties of a send; None if the send may not become a message of a batch."""
     request = send.request
     if request.batch or request.sys_flag or request.reconsume_times or request.max_reconsume_times is not None:
         return None

@@ -8,7 +8,8 @@ next broker may have fewer queues. Deliberate differences:
 * A pause precedes an attempt at a broker that already failed in this call; other brokers are tried at once, as in Java.
 * After an access denial, the same queue is not tried again.
 * When time runs out, the error names the first and the last cause, which Java's "call timeout" hides.
-* If no name server answers, no retry is counted: nothing was sent, and the send waits until the deadline.
+* If no name server answers, the attempt does not count as a retry, because nothing was sent. Attempts without a route are
+  repeated until the deadline.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _FINAL_ERRORS = (*LOCAL_ERRORS, UnprovedError)
 
 
 class OutOfTime(CallTimeout):
-    """The deadline had passed before anything was tried."""
+    """The deadline had passed before the attempt began."""
 
 
 @dataclass(frozen=True, slots=True)

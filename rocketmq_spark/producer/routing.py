@@ -56,9 +56,9 @@ _ENVIRONMENT_QUEUES = "queues of environments"
 
 
 def queues_of_environment(sender: Sender, environment: Environment) -> dict[str, tuple[MessageQueue, ...]]:
-    """The queues of an environment, by topic. The environment owns queues by their positions in the list of all queues. All
-    senders to this cluster in this process use the same queues, even if a later route differs: when a broker leaves, other queues
-    get the positions of its queues.
+    """The queues of an environment, by topic. The environment owns queues by their positions in the list of all queues. When a
+    broker leaves, other queues get the positions of its queues. So all senders to this cluster in this process keep the queues
+    that were counted first, even if a later route differs.
     """
     queues_by_topic: dict[str, tuple[MessageQueue, ...]] = process.get_or_create(
         _ENVIRONMENT_QUEUES, (sender, environment), dict
@@ -69,8 +69,8 @@ def queues_of_environment(sender: Sender, environment: Environment) -> dict[str,
 def set_environment_queues(
     sender: Sender, environment: Environment, counted_queues: Mapping[str, tuple[MessageQueue, ...]]
 ) -> None:
-    """Use the queues that the driver counted. Raises ``SpoolError`` if this process already uses other queues, because one of its
-    spools has records for them.
+    """Use the queues that the driver counted. Raises ``SpoolError`` if this process already uses other queues of a topic,
+    because a spool of this process then has records for the other queues.
     """
     queues_by_topic = queues_of_environment(sender, environment)
     for topic, queues in counted_queues.items():
@@ -80,7 +80,7 @@ def set_environment_queues(
                 f"process has records for {', '.join(map(str, queues_by_topic[topic]))}",
                 topic=topic,
                 remedy="Set option 'environments' to the number of environments, or to their queues; or start the driver again "
-                "when all brokers are there",
+                "when all brokers are up",
             )
 
 
@@ -95,7 +95,7 @@ class RouteCache:
         self._queues_by_topic: dict[str, tuple[Sequence[MessageQueue], Sequence[MessageQueue]]] = {}
         # Topics that do not exist yet and are published through the template topic.
         self._auto_created_topics: set[str] = set()
-        self.storage: dict[str, BatchStorage | None] = {}  # how topics store batches; None without an answer so far
+        self.storage: dict[str, BatchStorage | None] = {}  # how topics store batches; None until a broker answers
         self.pinned_queues: Mapping[str, tuple[MessageQueue, ...]] = {}  # used instead of the environment's queues
         self._refresh_pause = Deadline(0.0)
         self._missing_remedies: dict[str, tuple[Deadline, str | None]] = {}
@@ -237,7 +237,9 @@ class RouteCache:
     def _environment_queues(
         self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline
     ) -> Sequence[MessageQueue]:
-        """The queues of the environment. An environment that owns queues by position keeps its first queues of a topic."""
+        """The queues of the environment. An environment that owns queues by position keeps the first list of its queues of a
+        topic.
+        """
         environment = self._settings.environment
         if environment is None or topic == INNER_TOPIC:  # the delay service knows no environments
             return queues
@@ -346,8 +348,8 @@ class Destinations:
             return ()
 
     def resolve(self, message: Message, how: How, deadline: Deadline) -> How:
-        """The destination of ``message``: a queue, any queue, or a selector with its argument, which chooses when there is a
-        route.
+        """The destination of ``message``: a queue, any queue, or a selector with its argument. The result has a selector only
+        if the spool must send the message; the selector then chooses the queue when the spool sends the message.
         """
         queue, selector = how.queue, how.selector
         if queue is not None and selector is not None:

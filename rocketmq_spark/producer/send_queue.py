@@ -9,8 +9,8 @@ few bytes are in flight, and halves if a request is retried.
 that is retried stays first: its queue is muted until the next attempt, as Kafka's accumulator mutes partitions. Sends without a
 queue have no order. RocketMQ's Java client does not order pipelined sends.
 
-``SendQueue`` has the only lock of an engine. ``SendQueue`` decides under the lock, with ``SendWindow`` and ``OrderedQueues``, and
-the engine acts after the lock is released.
+``SendQueue`` has the only lock of an engine. While it holds the lock, ``SendQueue`` decides which requests may be sent, with
+``SendWindow`` and ``OrderedQueues``. The engine sends them after the lock is released.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class SendWindow:
         self.request_count = self.byte_count = 0
 
     def record_acknowledged(self, size: int, is_first_attempt: bool) -> None:
-        """Record that a request of ``size`` bytes was acknowledged. ``is_first_attempt`` is whether its first attempt was
-        acknowledged.
+        """Record that a request of ``size`` bytes was acknowledged. ``is_first_attempt`` says whether the request's first
+        attempt was acknowledged.
         """
         if not self._adapts:
             return
@@ -193,12 +193,13 @@ class SendQueue:
     def __init__(self, settings: ProducerSettings, timer: Timer) -> None:
         self.window = SendWindow(settings)
         self._failed_queues_stay_closed = settings.failed_queues_stay_closed
-        # An ordered queue is a lane of many message groups if the transport is gRPC, where a Proxy chooses queues.
+        # Over gRPC, where a Proxy chooses queues, an ordered queue is not a broker's queue. It is a *lane*: an ordered stream
+        # with the messages of many message groups.
         self._uses_lanes = bool(settings.features.queue_choice_problem) and not self._failed_queues_stay_closed
         self._timer = timer
         self._queues: OrderedQueues[OutgoingSend] = OrderedQueues(self.window.max_concurrent)
         self._failed_queues: dict[Hashable, RocketMQError] = {}  # stays empty unless failed queues stay closed
-        self._lock = threading.RLock()  # ``with`` enters it, because entering ``_changed`` takes longer
+        self._lock = threading.RLock()  # ``with`` statements use the lock, because ``with self._changed`` takes longer
         self._changed = threading.Condition(self._lock)  # notified when a request has its outcome
         self._blocking_sends: set[OutgoingSend] = set()  # requests that their callers' threads send
         self._closed = False
@@ -218,8 +219,8 @@ class SendQueue:
             raise SendFailed(f"nothing was sent: {e}", remedy="Raise the limits of threads and processes") from e
         deadline = outgoing.deadline_from_now
         with self._lock:
-            # A caller that must not wait has already called ``has_room`` with the bytes of the body. So only its properties may
-            # exceed the limit.
+            # A caller that must not wait has already called ``has_room`` with the bytes of the body. So only the properties of
+            # the request may exceed the limit.
             while may_block() and not self.has_room(outgoing.size, outgoing.ordered_queue is not None):
                 if deadline.expired:
                     window = self.window

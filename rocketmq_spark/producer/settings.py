@@ -90,14 +90,15 @@ class ProducerSettings:
     """Settings of one producer. An error about a value names its option, if there is one.
 
     If ``retries`` or ``pinned_retries`` is None, a send is retried until its timeout; ``attempt_timeout_s`` then limits one
-    attempt. If ``batch_*`` is None, the limit of a shared accumulator does not change. ``heartbeat_s`` or ``route_refresh_s`` may
-    be 0, which means never: a producer that is closed soon needs neither. If a send fails, sends that wait behind it in its
-    ordered queue fail, too; with ``failed_queues_stay_closed``, also all later sends to the queue. ``max_in_flight`` limits the
-    requests at brokers; None limits them per broker instead, by ``max_in_flight_per_broker`` or adaptively.
-    ``max_async_messages`` and ``max_async_bytes`` limit the sends without an outcome. If ``max_async_messages`` is None, only
-    their bytes are limited. ``features`` are those of the transport. ``scope`` converts the topic in a recall handle, because the
-    handle has the name on the wire. All other names in the settings are those of the user. ``transaction_check`` decides about
-    half messages when brokers ask.
+    attempt. If ``batch_*`` is None, the limit of a shared accumulator does not change. ``heartbeat_s`` or ``route_refresh_s``
+    may be 0, which means never. A producer that is closed soon needs neither heartbeats nor refreshed routes. If a send fails,
+    sends that wait behind it in its ordered queue fail, too. With ``failed_queues_stay_closed``, all later sends to the queue
+    also fail. ``max_in_flight`` limits the requests at all brokers together. If ``max_in_flight`` is None, there is a limit for
+    each broker instead: ``max_in_flight_per_broker``, or a limit that adapts. ``max_async_messages`` and ``max_async_bytes``
+    limit the sends without an outcome. If ``max_async_messages`` is None, only the bytes of these sends are limited.
+    ``features`` are those of the transport. ``scope`` converts the topic in a recall handle, because the handle has the name on
+    the wire. All other names in the settings are those of the user. ``transaction_check`` decides about half messages when
+    brokers ask.
     """
 
     group: str
@@ -203,7 +204,7 @@ class ProducerSettings:
 
     @property
     def retry_policy(self) -> RetryPolicy:
-        # Over gRPC an ordered queue is a lane and not a broker's queue, so ordered sends may be retried at another endpoint.
+        # Over gRPC, an ordered queue does not belong to one broker, so ordered sends may be retried at another endpoint.
         pinned_retries = (
             self.retries
             if self.features.queue_choice_problem and self.pinned_retries is not None

@@ -1,7 +1,7 @@
 """The spool of an engine: which failures are temporary, and the outcome of a send that is spooled.
 
-A separate thread writes asynchronous sends to the spool: their outcomes may arrive on the thread that reads answers, and this
-thread must not wait for a disk. One call writes all waiting sends.
+A separate thread writes asynchronous sends to the spool. The outcomes of these sends may arrive on the thread that reads
+answers, which must not wait for a disk. One call writes all waiting sends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MAX_DRAIN_S = 60.0
 _RELATIVE_DELAY_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC)
 # Seconds for one request about a topic that seems to be missing.
 TOPIC_REQUEST_S = 3.0
-# The name of a lane has the topic, selector and argument, and at most 65,535 bytes.
+# The lane of a record (``spool.spool.lane_of``) contains topic, selector and argument, and may have at most 65,535 bytes.
 _MAX_ARG_BYTES = 60_000
 
 
@@ -181,8 +181,8 @@ def _spooled_send(outgoing: OutgoingSend) -> SpooledSend:
 
 
 def _lane_send(outgoing: OutgoingSend) -> SpooledSend:
-    """The parts of a send that determine its lane in the spool. The request's body stays as it is, because a lane does not depend
-    on it.
+    """The parts of a send that determine its lane in the spool. The body of the request is not converted, because the lane does
+    not depend on the body.
     """
     selector, arg = outgoing.selection or (None, None)
     return SpooledSend(outgoing.topic, outgoing.request, outgoing.queue, outgoing.msg_ids, selector, arg)

@@ -1,8 +1,9 @@
 """Message traces of a producer: records of sends, decisions and cancellations in the trace topic.
 
-Mirrors ``AsyncTraceDispatcher`` and its hooks. Tracing neither delays nor fails the traced calls: a timer sends the collected
-records. If the trace topic does not accept records, these are dropped and the loss is logged. Unlike in Java, each message of a
-batch has its own record, so that a search for the message's id finds the record.
+Mirrors ``AsyncTraceDispatcher`` and its hooks. Tracing does not delay the traced calls, because a timer sends the collected
+records. An error of tracing does not make a traced call fail. If the trace topic does not accept records, these are dropped and
+the loss is logged. Unlike in Java, each message of a batch has its own record, so that a search for the message's id finds the
+record.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class _BatchRecords:
 
 
 class _UnregisteredSender:
-    """A sender that does not register its group at brokers, because brokers have no requests for it."""
+    """A sender that does not register its group at brokers, because brokers send no requests to this group."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -156,7 +157,7 @@ class TraceProducer(BaseProducer):
             self._flush_timer.call_later(FLUSH_S, self._send_records)
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
-        """Send the collected records and close, within ``timeout_s`` seconds and the send timeout."""
+        """Send the collected records and close, within ``timeout_s`` seconds, but at most within the send timeout."""
         deadline = self._deadline(timeout_s).within(SEND_TIMEOUT_S)
         try:
             self._finish(deadline)
@@ -187,8 +188,8 @@ class TraceProducer(BaseProducer):
         return not was_finished
 
     def _send_records(self, deadline: Deadline | None = None) -> None:
-        """Send the collected records. Drops the records that are not sent by ``deadline``: each trace message may have to wait
-        for a route or for the limits.
+        """Send the collected records. Drops the records that are not sent by ``deadline``. Some records may not be sent in
+        time, because a trace message may have to wait for a route, or for room within the limits.
         """
         with self._records_lock:
             records, self._records, self._new_count, self._is_flush_scheduled = self._records, [], 0, False

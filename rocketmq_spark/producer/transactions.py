@@ -61,8 +61,9 @@ _CheckedMessage = ReceivedMessage | PoppedMessage
 # With default settings brokers ask for seven and a half minutes; decisions are remembered for longer. If a send gets no answer,
 # the broker may have died; after its restart, the broker still asks about messages of the last 72 hours (fileReservedTime).
 REMEMBERED_S, ABANDONED_S, MAX_REMEMBERED_FATES = 900.0, 72 * 3600.0, 100_000
-# If only garbage references a half message, such as the traceback of a failed attempt, the user's function must decide. An idle
-# process does not collect garbage. So a check starts a garbage collection, at most once in ``COLLECTION_INTERVAL_S``.
+# If only unreachable objects, such as the traceback of a failed attempt, still reference a half message, the user's function
+# must decide. An idle process does not collect garbage. So a check starts a garbage collection, at most once in
+# ``COLLECTION_INTERVAL_S``.
 COLLECTION_INTERVAL_S = 20.0
 
 
@@ -269,7 +270,8 @@ class _TransactionRegistry:
         self.clear()
 
     def clear(self) -> None:
-        # The lock is reentrant, because a garbage collection may end a block or a half message in the thread that holds the lock.
+        # The lock is reentrant, because a garbage collection in the thread that holds the lock may end a ``transaction`` block
+        # or free a half message.
         self._lock = threading.RLock()
         self._recent_fates: _FatesById = OrderedDict()
         # Separate from ``_recent_fates``, so that many recent messages do not displace abandoned ones.

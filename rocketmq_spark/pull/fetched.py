@@ -1,7 +1,8 @@
 """Answers that were received and not decoded yet: the interface to decoders.
 
-``ReceivedAnswers`` knows which answers may be decoded, and which part of the buffer is still needed. ``index_ranges`` finds the
-offsets of stored messages in the broker's index. The broker also writes the offsets of an inner batch into properties.
+``ReceivedAnswers`` knows which answers may be decoded, and which part of the buffer is still needed. ``index_ranges``
+determines which offsets each stored message has in the broker's index (the consume queue). For an inner batch, it reads these
+offsets from properties that the broker wrote into the batch.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def judge(start: int, answer: EmptyAnswer) -> Decision | BrokerError:
 def _judge_not_found(start: int, answer: EmptyAnswer) -> Decision:
     next_offset = answer.next_offset
     if next_offset is not None and next_offset > start:
-        if answer.remark == "OFFSET_FOUND_NULL":  # the index, or a file of it, is missing or not open yet
+        if answer.remark == "OFFSET_FOUND_NULL":  # the index, or one of its files, is missing or not open yet
             return Suspect(Cause.TRUNCATED, next_offset)
         return Continue(next_offset)
     return Suspect(Cause.WENT_BACK)  # the queue ends before the end that the plan saw

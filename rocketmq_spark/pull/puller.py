@@ -58,8 +58,8 @@ class Puller:
     def broker_filter(self, queue: MessageQueue, requested_filter: Filter) -> Filter:
         """Return the filter that brokers apply to a queue. Tags that brokers cannot filter are filtered after decoding.
 
-        An SQL expression cannot be applied after decoding, so it is sent even while the type of the topic is unknown. Raises
-        ``OptionError`` for an SQL expression about a batch topic.
+        An SQL expression cannot be applied after decoding, so brokers get it even while the type of the topic is unknown.
+        Raises ``OptionError`` for an SQL expression about a batch topic.
         """
         if not requested_filter or requested_filter.kind == NO_FILTER.kind:
             return NO_FILTER if requested_filter and self.stores_batches(queue) else requested_filter

@@ -138,7 +138,7 @@ class RangeReader:
                 try:
                     self._step()
                 except RocketMQError as e:
-                    if e.retriable:  # the offsets of a permanently rejected pull are not pending
+                    if e.retriable:  # after other errors, the rejected offsets are not pending, and would be skipped
                         yield from self._deliver(deliver_all=True)
                     self._disconnect()
                     if not self._pending:  # the remaining offsets were rejected, or are lost
@@ -420,7 +420,7 @@ class RangeReader:
         """Yield the answers before the first pending offset, if there are enough answers, or if no offset is pending.
 
         With ``deliver_all``, and before a reconnect, any number of answers is enough, because a read whose connections break
-        early may never have more.
+        early may never collect more answers.
         """
         stream, enough_offsets = self._stream, self._settings.offsets_per_fetch
         must_reconnect = self._hints.reconnect_needed and not self._pending.pulls_in_flight

@@ -2,8 +2,8 @@
 
 An answer is not plain if offsets are lost, illegal or skipped, or if it has messages beyond the requested end. ``PlainRead``
 ends before such an answer, and the consumer gets the broker's answer with a long poll instead. An operator's reset of the group
-also ends the read. Only one pull of each queue receives the reset, so the read records it, and waits for the answers to all
-pulls in flight before it ends.
+also ends the read. Only one pull of each queue receives the reset. So the read records the reset, and before the read ends, it
+waits for the answers to all pulls in flight.
 """
 
 from __future__ import annotations

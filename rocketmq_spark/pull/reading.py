@@ -5,7 +5,8 @@ decides, for all readers, whether skipped offsets are lost, and which messages b
 
 ``SingleMessageReader`` reads single messages without the filter of the read, to learn two facts that filtered answers do not
 show. The first fact is where an answer ends: a broker that searches beyond the requested end sends messages of the next read.
-If a damaged message has shifted the broker's index of the queue, only the message *at* the requested end shows which messages
+A damaged message may have shifted the broker's index (consume queue): the offsets stored in later messages are then larger than
+the offsets that the index has for these messages. In this case, only the message *at* the requested end shows which messages
 belong to the next read. The second fact is whether messages were lost: if a part of the commit log was removed, a broker skips
 the index entries of this part, as if the filter had skipped them. Logs are removed from their front, so while the first message
 of a read exists, all later messages exist, too.
@@ -70,9 +71,10 @@ class SingleMessageReader:
 def with_true_ends(
     answers: Sequence[FetchedAnswer], queues: Sequence[MessageQueue], single_message_reader: SingleMessageReader
 ) -> list[FetchedAnswer]:
-    """Return ``answers``; an answer that went beyond its end gets the end that matches the offsets inside of its messages. If a
-    damaged message shifts the broker's index of a queue, all later entries stay shifted. So if the message at an end has the
-    right offset, all earlier messages of the range have theirs, too.
+    """Return ``answers``. If the end of an answer does not match the offsets stored in its messages, the end is corrected.
+
+    If a damaged message shifts the broker's index of a queue, all later entries of the index stay shifted. So if the message at
+    the end of an answer has the right offset, all earlier messages of the range have the right offsets, too.
     """
     last_answers = {answer.range_number: answer for answer in answers}
     end_positions = [(queues[range_number], answer.limit) for range_number, answer in last_answers.items()]
@@ -248,7 +250,7 @@ class RangesReading:
         return self._reader.usable_count(unexpected_holes) if unexpected_holes else len(answers)
 
     def with_true_ends(self, answers: Sequence[FetchedAnswer]) -> Sequence[FetchedAnswer]:
-        """Return ``answers``; an answer that went beyond its end gets the end that matches the offsets inside of its messages.
+        """Return ``answers``. If the end of an answer does not match the offsets stored in its messages, the end is corrected.
 
         Without a filter, all answers are unchanged, because their ends are right.
         """

@@ -1,8 +1,8 @@
 """Finds messages of a topic that was deleted and created again after a read was planned.
 
 The queues of the new topic begin at offset 0, so they may have messages at the planned offsets. The plan of the next batch
-notices the new topic and reads it from its start. If this read also returned a message of the new topic, the message would be
-read twice.
+notices the new topic, and the next batch reads the new topic from its start. If the current read also returned a message of the
+new topic, the message would be read twice.
 
 Every message of the new topic is younger than all messages of the old topic. Therefore, an answer is suspicious if its first
 message is younger than the newest message that the plan saw. If a broker's clock was set back, an answer of the old topic may

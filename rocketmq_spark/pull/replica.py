@@ -18,7 +18,8 @@ from rocketmq_spark.remoting.advertised import with_advertised_remedy
 from rocketmq_spark.remoting.bulk import BulkStream
 from rocketmq_spark.remoting.pool import ConnectOptions
 
-# Called with the replica that a broker suggests, or with None if the suggestion is in doubt. Returns whether to reconnect.
+# Called with the replica that a broker suggests, or with None if the answers of the replica are in doubt. Returns whether to
+# reconnect.
 OnHint = Callable[[int | None], bool]
 
 
@@ -43,8 +44,8 @@ class ReplicaHints:
             self.reconnect_needed = True
 
     def return_to_master(self) -> bool:
-        """Use the master, which must confirm that an offset is lost, because a slave may only lag. Returns False if the read
-        already uses the master.
+        """Use the master. Only the master can confirm that an offset is lost, because a slave may lag behind. Returns False if
+        the read already uses the master.
         """
         if self._on_hint is None or not self._on_hint(None):
             return False
@@ -111,7 +112,8 @@ class Replica:
         try:
             route = self.source.route(self.topic, deadline)
         except RouteNotFound:
-            # The topic was deleted, so no route contradicts the address of the plan.
+            # The topic was deleted, so no route can contradict the address of the plan. Unless an earlier route did, the
+            # address counts as the master's.
             self.is_at_master = self.is_at_master is not False
             raise
         broker_data = route.brokers.get(self.broker_name)

@@ -1,7 +1,8 @@
 """How long an offset has looked lost, and when to request it again. This module is pure.
 
-A broker skips index entries whose part of the commit log is gone: the answer says "found", and only the number of its messages
-shows the gap. Decoders report such holes, and ``HoleSuspicions`` decides for how long holes are requested again.
+A broker skips index entries if their part of the commit log was removed. The answer still says "found", and only the number of
+messages in the answer shows the gap. Decoders report such holes, and ``HoleSuspicions`` decides for how long holes are
+requested again.
 """
 
 from __future__ import annotations

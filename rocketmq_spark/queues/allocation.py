@@ -273,8 +273,8 @@ def _consistent_hash(queues: Queues, consumers: list[str], config: Config) -> Qu
 
 
 def _machine_room(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
-    """Shares the queues of the brokers in ``machineRooms``, which are named ``room@name``. Each consumer gets a block, and the
-    queues that are left over at the end are dealt out one by one.
+    """Shares the queues of the brokers whose room is in ``machineRooms``; brokers are named ``room@name``. Each consumer gets a
+    block, and the queues that are left over at the end are dealt out one by one.
 
     ``AllocateMessageQueueByMachineRoom``. Java's split drops empty parts at the end, so a broker named ``room@`` is in no room.
     Copies of failed messages may be in any room. So the queues of a retry topic that are outside the rooms are shared averagely,
@@ -374,8 +374,8 @@ def _environment(queues: Queues, consumers: list[str], config: Config) -> Queues
 def _by_config(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """Gives consumers the queues that ``allocationConfig`` fixes, for all consumers together or for each consumer.
 
-    ``AllocateMessageQueueByConfig`` returns its list for every topic, whether its queues exist or not. This strategy returns
-    only queues that exist. No configuration lists retry topics, so their queues are shared averagely.
+    ``AllocateMessageQueueByConfig`` returns its list for every topic, even if the listed queues do not exist. This strategy
+    returns only queues that exist. No configuration lists retry topics, so their queues are shared averagely.
     """
     if config.get("allocationConfig") is None:
         raise OptionError("option 'allocationConfig' is missing; expected the queues that a consumer gets")

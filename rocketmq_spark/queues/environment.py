@@ -104,8 +104,8 @@ class Environment:
         belongs to one environment.
 
         ``previous`` are the queues that the environment had before. If the environment is chosen by position, it keeps its
-        previous queues even if the route has changed. While a broker is away, other environments' queues may have the positions
-        of this environment's queues. Topics in ``may_be_empty`` may currently have no queues of the environment.
+        previous queues even if the route has changed, because while a broker is away, other environments' queues may have the
+        positions of this environment's queues. Topics in ``may_be_empty`` may currently have no queues of the environment.
         """
         topics_before = {queue.topic for queue in previous} if self.is_by_position else set()
         queues_owned: list[MessageQueue] = []
@@ -203,7 +203,7 @@ def owners(queues: Iterable[MessageQueue], environments: object = None) -> dict[
 class EnvironmentQueues:
     """Selects the queues of topics that belong to an environment; without an environment, all queues.
 
-    If the environment is chosen by position, the queues that once belonged to it stay.
+    If the environment is chosen by position, it keeps the queues that it once had.
     """
 
     def __init__(self, environment: Environment | None) -> None:
@@ -257,8 +257,8 @@ def is_by_position(options: EnvironmentOptions) -> bool:
 
 
 def position_problem(options: EnvironmentOptions, why: str) -> str:
-    """Return the sentence that rejects an environment that is a number alone, because no state can keep its queues. ``why`` is a
-    clause that says why no state can keep the queues.
+    """Return the sentence that rejects an environment that is a number alone, because the program cannot remember the queues of
+    the environment. ``why`` is a clause that says why it cannot.
     """
     sample = json.dumps({options.environment: {"broker-a": [0]}})
     return (
@@ -285,7 +285,7 @@ def environment_of(options: EnvironmentOptions) -> Environment | None:
 
 
 def check_environment_set(options: EnvironmentOptions, option: str) -> None:
-    """Raises ``OptionError`` if ``option`` may not be ``environment``."""
+    """Raises ``OptionError`` if the value ``environment`` is not allowed for option ``option``."""
     if options.environment is None:
         raise OptionError(
             f"option {option!r} is 'environment', which needs option 'environment': the environment to use"

@@ -56,7 +56,7 @@ class RoundRobin:
         return queues[self.next() % len(queues)] if queue is None else queue
 
     def first(self, queues: Sequence[MessageQueue], fits: Callable[[MessageQueue], bool]) -> MessageQueue | None:
-        """The next queue that ``fits``, or None after one round. Every probe moves the index, as in Java."""
+        """The next queue that ``fits``, or None after one round. Every tested queue advances the index, as in Java."""
         for _ in queues:
             queue = queues[self.next() % len(queues)]
             if fits(queue):

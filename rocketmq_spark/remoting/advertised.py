@@ -18,8 +18,8 @@ _PROXY_REMEDY = (
     "rmq-proxy.json)"
 )
 _BROKER_REMEDY = (
-    "If it is a broker that runs, let it advertise an address that clients reach (brokerIP1 in broker.conf), or give its "
-    f"port-forward in option 'addressMap'; if it is a Proxy, {_PROXY_REMEDY}"
+    "If the server is a broker that runs, let it advertise an address that clients reach (brokerIP1 in broker.conf), or give "
+    f"its port-forward in option 'addressMap'. If the server is a Proxy, {_PROXY_REMEDY}"
 )
 
 

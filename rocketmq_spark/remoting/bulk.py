@@ -1,8 +1,8 @@
 """A stream of pipelined pulls: one connection, one thread, and one tuple per answer.
 
 Requests are formatted from a template with three placeholders. Answers are received into one large buffer, and only the
-positions of their bodies are recorded. The owner of the stream reads the bodies in place. When the owner calls ``compact``, it
-lists the bodies that must stay; ``compact`` frees the rest. docs/design.md explains why this is not a ``Connection``.
+positions of their bodies are recorded. The owner of the stream reads the bodies in place. The owner passes the bodies that must
+stay to ``compact``, which frees the rest. docs/design.md explains why this is not a ``Connection``.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def _uninitialised(size: int) -> npt.NDArray[np.uint8]:
 class BulkStream:
     """The connection with its receive buffer. ``received_bytes`` is the number of bytes received so far.
 
-    The buffer grows with the bytes that arrive, not with the announced size of a frame. Bytes beyond its first size and
-    ``spare_bytes`` count against ``receive_budget``, the budget of the client.
+    The buffer grows with the bytes that arrive, not with the announced size of a frame. Bytes of the buffer beyond its
+    first size and ``spare_bytes`` count against ``receive_budget``, the budget of the client.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class BulkStream:
             start = position + _PREFIX_BYTES
             body_start = (
                 start + kind_and_header_bytes
-            )  # the encoding byte is 0 (JSON), so the word is the header's length
+            )  # the word's first byte is the encoding, which is 0 for JSON, so the word is the header's length
             header_match = match_header(view, start, body_start) if body_start <= end else None
             if header_match is not None:
                 opaque, next_offset, suggested_broker, min_offset = header_match.group(5, 2, 1, 4)

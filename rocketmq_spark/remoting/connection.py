@@ -2,8 +2,8 @@
 
 All threads share a connection. Callbacks run outside of the mutex. The socket does not block. The reader and the writers wait
 with ``poll``, and hold the channel's lock only while they read or write, because a TLS socket allows only one user at a time. A
-writer waits until its deadline. If bytes remain then, the reader sends them, even from the middle of a frame. Ctrl-C during a
-write closes the connection. No module above this one sees an ``OSError``.
+writer waits until its deadline. If bytes remain after the deadline, the reader sends them, even from the middle of a frame.
+Ctrl-C during a write closes the connection. No module above this one sees an ``OSError``.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 MAX_FRAME = 256 << 20
 OTHER_TRANSPORTS_REMEDY = "use the brokers' name server (port 9876), or transport=grpc"
 _PROXY_TIMEOUT_REMEDY = (
-    "A Proxy does not answer while it cannot reach the broker of a request, nor in LOCAL mode (mqbroker --enable-proxy): then "
-    + OTHER_TRANSPORTS_REMEDY
+    "A Proxy does not answer while it cannot reach the broker of a request. In LOCAL mode (mqbroker --enable-proxy), it does "
+    "not answer either: " + OTHER_TRANSPORTS_REMEDY
 )
 RECEIVE_BYTES = 256 << 10
 # A connection is closed if its server accepts no byte for ``STALL_S``, or sends nothing for ``SILENCE_S`` while requests time
@@ -55,7 +55,7 @@ RECEIVE_BYTES = 256 << 10
 STALL_S = 15.0
 SILENCE_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
-# While a server reads nothing, this client's answers to its requests wait. If more than ``MAX_UNREAD_BYTES`` bytes wait,
+# While a server reads nothing, this client's answers to the server wait. If more than ``MAX_UNREAD_BYTES`` bytes wait,
 # further answers are dropped. An answer counts as its body and ``_ANSWER_BYTES``.
 MAX_UNREAD_BYTES, _ANSWER_BYTES = 8 << 20, 500
 LOG_PAUSE_S = 10.0  # pause between log lines about rejected requests of the server
@@ -150,9 +150,9 @@ class _ReaderThread(threading.Thread):
 class Connection:
     """An open connection. Thread-safe; after ``close``, all waiting requests fail.
 
-    ``peer`` is the kind of the server: the caller states it, or the server's answers show it. Each answer has it as
-    ``Command.peer``. ``receive_budget`` is the client's memory budget for arriving frames, and ``waiting_budget`` is that for
-    waiting requests of servers.
+    ``peer`` is the kind of the server: the caller states it, or the server's answers show it. It is also the ``Command.peer``
+    of each answer. ``receive_budget`` is the client's memory budget for arriving frames. ``waiting_budget`` is the client's
+    memory budget for waiting requests of servers.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class Connection:
         self._fail(ConnectionLost("the connection was closed on our side", self.address))
 
     def _queue(self, command: Command, deadline: Deadline, done: OnResponse) -> _Waiter:
-        """Call with the lock, and call ``_flush`` afterwards."""
+        """Queue a request. The caller holds the lock, and calls ``_flush`` afterwards."""
         waiter = _Waiter(command.code, done, deadline)
         self._check_open()
         waiter.opaque = self._protocol.send(command, waiter)
@@ -305,8 +305,8 @@ class Connection:
                 e,
             )
         except BaseException as e:
-            # The write was interrupted, for example by Ctrl-C, perhaps in the middle of a frame. Then the server would read the
-            # next bytes as the rest of this frame.
+            # The write was interrupted, for example by Ctrl-C, perhaps in the middle of a frame. The server would read the next
+            # bytes as the rest of this frame, so the connection must be closed.
             if is_writing:
                 self._fail(ConnectionLost("a write was interrupted", self.address), e)
             raise

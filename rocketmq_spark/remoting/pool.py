@@ -156,7 +156,9 @@ class Pool:
             return slot is not None and slot.live_connection is not None
 
     def is_proxy(self, address: str) -> bool:
-        """Whether a Proxy answers at the address, according to its answers or to a Proxy's route that has the address."""
+        """Whether the server at the address is a Proxy. Its answers show this, or a route that a Proxy returned has the
+        address.
+        """
         with self._lock:
             slot = self._slots.get(address)
             is_connected_proxy = slot is not None and slot.connection is not None and slot.connection.peer is Peer.PROXY
@@ -183,7 +185,8 @@ class Pool:
 
     def may_send_requests(self, address: str) -> bool:
         """Whether the server at the address may send requests to this client. A plain name server may not send requests. A
-        Proxy that is used as a name server may send requests; unlike a plain name server, it is also an address in routes.
+        Proxy that is used as a name server may send requests. Routes have the address of such a Proxy, but not the address of a
+        plain name server.
         """
         with self._lock:
             if address not in self._name_servers or self.connect_options.at_name_server:

@@ -1,7 +1,7 @@
 """The Remoting protocol on one connection, without sockets, threads or clocks.
 
 ``receive`` turns received bytes into events, and ``send`` turns requests into bytes to write. The flag of a frame, not its
-number, decides whether the frame is an answer, because a server numbers its own requests, and may use the client's numbers. A
+number, decides whether the frame is an answer, because a server's own requests may have the same numbers as the client's. A
 broken stream or a lost connection fails every waiting request at once. Each request gets its own copy of the error.
 """
 
@@ -47,10 +47,10 @@ _GRPC_PORT_REMEDY = (
     "Proxy serves only gRPC"
 )
 
-# If a request of a server has more than ``PUSHED_BYTES``, it is rejected without its body, unless messages may be larger
-# (option 'maxMessageSize').
+# If a request of a server has more than ``PUSHED_BYTES`` bytes, it is rejected, and its body is discarded. If messages may be
+# larger (option 'maxMessageSize'), the limit is larger, too.
 PUSHED_BYTES = 16 << 20
-_PROPERTIES_BYTES = 256 << 10  # the maximum of what a request contains besides the body of a message
+_PROPERTIES_BYTES = 256 << 10  # the maximum bytes of a request besides the body of its message
 # Estimated memory of a server's request, besides its body: for the object, for each field, and for each character of the header.
 _REQUEST_BYTES, _FIELD_BYTES, _CHARACTER_BYTES = 2000, 200, 4
 

@@ -161,8 +161,8 @@ def connect(
 ) -> socket.socket:
     """Return a connected blocking socket, encrypted if ``tls`` is given.
 
-    On Linux, the system drops unsent bytes if the peer's machine has confirmed none for the time in ``undelivered_policy``. It
-    does so even after this process has ended.
+    On Linux, the system drops unsent bytes if the peer's machine has confirmed no bytes for the time in ``undelivered_policy``,
+    even after this process has ended.
 
     Raises ``ConnectionLost``, ``CertificateRefused`` and ``CallTimeout``.
     """
@@ -210,7 +210,7 @@ def _connect_any(host: str, port: int, deadline: Deadline) -> socket.socket:
             break
         try:
             sock = socket.socket(family, socket_type, protocol)
-        except OSError as e:  # the machine may lack this family
+        except OSError as e:  # this machine may not support addresses of this family
             failures.append(e)
             continue
         try:

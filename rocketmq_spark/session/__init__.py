@@ -234,9 +234,9 @@ def _address_map(options: Options) -> tuple[tuple[tuple[str, str], ...], bool]:
 
 
 def _undelivered_policy(options: Options) -> UndeliveredPolicy:
-    """Return the policy that limits how long a request may be in the network. Before a scan of stored ids, earlier requests get
-    more time than this limit to arrive. The limit must hold even if the sending process dies, because the sink's next attempt
-    runs in another process.
+    """Return the policy that limits how long a request may be in the network. A scan of stored ids waits longer than this limit
+    before it reads the last ids, so that no earlier request arrives after the scan. The limit must hold even if the sending
+    process dies, because the sink's next attempt runs in another process.
     """
     is_exactly_once = options.delivery_guarantee == "exactly-once"
     if not is_exactly_once and not options.confirm_ambiguous:
@@ -268,7 +268,7 @@ def ensure_topic(options: Options, topic: str, queues: int = 8) -> None:
 
 
 def retention_ms(options: Options, broker_name: str) -> int | None:
-    """Return the retention of a broker in ms; None if it does not report it."""
+    """Return the retention of a broker in ms; None if the broker does not report its retention."""
     try:
         hours = bodies.config_number(client(options).admin.broker_config(broker_name), "fileReservedTime")
     except OptionError as e:

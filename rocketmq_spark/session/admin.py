@@ -63,7 +63,9 @@ class AdminBase(Closeable):
         return topic
 
     def close(self) -> None:
-        """Close this object; its methods then raise ``ClosedError``. Connections, which the process may share, stay open."""
+        """Close this object; its methods then raise ``ClosedError``. Connections stay open, because other objects may share
+        them.
+        """
         self._closed = True
 
 
@@ -112,7 +114,7 @@ class TopicAdmin(AdminBase):
             The topic's queues on each broker.
 
         Raises:
-            OptionError: The topic is on one of these brokers, or its name is not allowed.
+            OptionError: The topic already exists on one of these brokers, or its name is not allowed.
             BrokerNotFound: One of ``brokers`` has no master now.
             NotSupported: ``attributes`` or ``batch`` are given, and a broker is older than RocketMQ 5.0. The older broker has
                 created the topic without attributes.
@@ -136,7 +138,7 @@ class TopicAdmin(AdminBase):
         Args:
             topic: The topic.
             queues: The new number of queues on each broker, as for ``widen_topic``; ``shrink_topic`` removes queues.
-            brokers: Only on these brokers (default: all that have it).
+            brokers: Only on these brokers (default: all that have the topic).
             permission: ``RW``, ``R`` (brokers reject new messages) or ``W`` (brokers reject readers).
             order: The topic's order flag on brokers. If the flag is set, a broker rejects messages of the topic while the
                 broker's ``brokerPermission`` forbids writing. The flag does not affect the order of messages. The
@@ -163,7 +165,7 @@ class TopicAdmin(AdminBase):
         Args:
             topic: The topic. This method does not change the topic's permission and attributes.
             queues: The new number of queues on each broker.
-            brokers: Only on these brokers (default: all that have it).
+            brokers: Only on these brokers (default: all that have the topic).
 
         Returns:
             The topic's queues on each broker.
@@ -183,7 +185,7 @@ class TopicAdmin(AdminBase):
         Args:
             topic: The topic.
             queues: The new number of queues on each broker.
-            brokers: Only on these brokers (default: all that have it).
+            brokers: Only on these brokers (default: all that have the topic).
             preview: Change nothing. The result has the current queues, and the number of messages that would become unreadable.
 
         Returns:
@@ -420,8 +422,8 @@ class BrokerAdmin(AdminBase):
         """Change settings of a broker's master while it runs, and return all settings (``mqadmin updateBrokerConfig``).
 
         The broker also writes the settings to its configuration file. Without TLS, this method does not request the settings of
-        a broker on another machine, because the settings include passwords: it sends the values unchecked, and returns an empty
-        dict.
+        a broker on another machine, because the settings include passwords. In this case, the method sends the values
+        unchecked, and returns an empty dict.
 
         Args:
             broker: The broker's name.
@@ -458,8 +460,8 @@ class AccessAdmin(AdminBase):
             enabled: Whether the user may connect; by default, a new user may.
 
         Returns:
-            The user as brokers have it now. With ``tls=false``, a property that was not given is None: the user is not requested
-            from the brokers, because their answers would contain the stored password.
+            The user as brokers have it now. With ``tls=false``, the user is not requested from the brokers, because their
+            answers would contain the stored password. In this case, a property that was not given is None.
 
         Raises:
             OptionError: The user does not exist on a broker, and ``password`` is None; ``password`` is empty; or others on the

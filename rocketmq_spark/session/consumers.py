@@ -72,8 +72,8 @@ class Consumer(group_consumer.BaseConsumer):
 
 
 class PullConsumer(pull.BasePullConsumer):
-    """Returns messages when you poll it: of the queues that the group assigns to it (``subscribe``), or of queues that you name
-    (``assign``).
+    """Returns messages when you call ``poll``. The messages are from the queues that the group assigns to this consumer
+    (``subscribe``), or from queues that you name (``assign``).
 
     Args:
         name_server: ``host:port``, several separated by ``;``. Required.
@@ -178,9 +178,9 @@ def _rows_decoder(settings: ConsumerSettings) -> RowsDecoder:
 
 
 def _offset_after(part: FetchedPart, row_count: int) -> int:
-    """Return the offset after the first ``row_count`` rows. Raises ``DecodeError`` if the offset is uncertain, as after a
-    stored batch with impossible offsets: ``row_count`` counts each message of this batch, but ``poll`` returns the batch as one
-    message.
+    """Return the offset after the first ``row_count`` rows. Raises ``DecodeError`` if the offset is uncertain, for example
+    after a stored batch with impossible offsets. ``row_count`` counts each message of such a batch, but ``poll`` returns the
+    batch as one message.
     """
     for index, message in enumerate(part.read()):
         if index == row_count:

@@ -88,8 +88,8 @@ class Producer(BulkProducer):
         With a spool, messages without an answer are spooled, and due records of the spool are sent while time is left. A second
         call does nothing. A call in a forked process does nothing, too. If the call is interrupted, it stops waiting, closes
         the producer, and logs the messages without an answer. Do not call ``close`` in a signal handler, because the signal may
-        interrupt a send that holds a lock. Raise ``SystemExit`` in the handler, and close the producer in ``finally`` or at the
-        end of ``with``.
+        interrupt a send that holds a lock, and ``close`` might wait for this lock forever. Raise ``SystemExit`` in the handler,
+        and close the producer in ``finally`` or at the end of ``with``.
 
         Args:
             timeout_s: Seconds to wait; the send timeout by default. After this time, requests without a reply fail with
@@ -117,7 +117,9 @@ def _traced_sender(options: Options) -> tuple[Sender, TraceProducer | None]:
 
 
 def _stored_ids(options: Options) -> StoredIds | None:
-    """Return the object that checks what is stored before a send is repeated; None without option 'confirmAmbiguous'."""
+    """Return the object that checks which messages are stored before a send is repeated; None without option
+    'confirmAmbiguous'.
+    """
     if not options.confirm_ambiguous:
         if "exactly_once_settle" in options.given:
             raise OptionError("option 'exactlyOnceSettle' has no effect without 'confirmAmbiguous'")

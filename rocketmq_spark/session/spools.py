@@ -105,7 +105,7 @@ def owner_of(options: Options, purpose: str = "") -> SpoolOwner:
 _PAGE_RECORDS, _PAGE_BYTES = (
     250,
     4 << 20,
-)  # limits for the first records of lanes, and the same limits for all later records
+)  # limits of a page: for the first records of lanes, and again for the records that follow them in the lanes
 _FAR_FUTURE_MS = 2**63
 
 
@@ -148,7 +148,7 @@ def _entries_by_owner(folder: Path, prefix: str) -> _EntriesByOwner:
                 uid = folders.owner_uid(os.lstat(f"{folder}/{name}"))
                 if uid == os.geteuid():
                     entries.own_paths.append(folder / name)
-                else:  # there may be very many
+                else:  # only the name is kept, because there may be very many
                     entries.foreign_names.setdefault(uid, []).append(name)
     entries.own_paths.sort()
     return entries
@@ -229,7 +229,7 @@ def adopt_records(folder: Path, target_store: Store, make_store: Callable[[Path]
     too, and no error is raised. Remaining delays stay the same even if the clock of the other process was ahead of ``now_ms``.
     """
     moved_count = 0
-    # If a process is killed while it removes an empty folder, the folder stays.
+    # If a process was killed while it removed an empty folder, the folder is still there. So remove it now.
     for emptied_folder in _entries_by_owner(folder, EMPTIED_PREFIX).own_paths:
         _remove_emptied_folder(emptied_folder)
     for path in _adoptable_spools(folder):
@@ -393,7 +393,7 @@ def _check_noted_queues(store: Store, noted_queues: _QueuesByTopic, environment:
                 f"the records in {store.path} are for {', '.join(map(str, queues))}; their environment "
                 "had these queues by its number, but option 'environments' gives other queues to environment "
                 f"{environment.name!r}",
-                remedy="If the records belong to this environment, let option 'environments' give it their queues, such as "
+                remedy="If the records belong to this environment, assign these queues to it in option 'environments', such as "
                 + _sample_option(environment, queues),
             )
 
@@ -493,8 +493,8 @@ _PREPARATION_TIMEOUT_S = 5.0
 
 
 def preload(options: Options, paths: Sequence[Path]) -> None:
-    """Read modules, TLS files and keys, which only root may be able to read, before root changes to the owners
-    of the spools.
+    """Read modules, TLS files and keys before root changes to the owners of the spools, because perhaps only root can read
+    these files.
 
     A request to the name server makes the client read the files; the answer is ignored. Raises ``OptionError`` if a file cannot
     be used.

@@ -22,8 +22,8 @@ def scan_tools(
     clock: Clock | None = None,
     on_ranges: Callable[[Sequence[OffsetRange]], None] = lambda parts: None,
 ) -> ScanTools:
-    """Return the parts of a scan. The scan waits ``timeout_s`` for a broker (default: the send timeout). It calls ``on_ranges``
-    with each list of ranges before it reads the ids in these ranges.
+    """Return the objects that a scan of stored ids uses. The scan waits ``timeout_s`` for a broker (default: the send timeout).
+    It calls ``on_ranges`` with each list of ranges before it reads the ids in these ranges.
     """
     read_options = dataclasses.replace(
         options, pull_batch_size=_PULL_BATCH_SIZE, read_from="master", read_deadline=options.send_timeout

@@ -119,7 +119,7 @@ class Instrumentation:
             try:
                 return method(*args, **kwargs)
             finally:
-                if self._owner.is_current:  # in a forked process, a thread of the parent may hold the lock
+                if self._owner.is_current:  # in a fork, the lock may stay locked if a thread of the parent held it
                     self._end_executor.wait(_END_KEY, END_SPANS_TIMEOUT_S)
 
         return call_and_wait

@@ -2,8 +2,9 @@
 PySpark may lack.
 
 Vendors add parts of newer versions to older versions, so this module looks for the classes and ignores the version number. A
-missing class has a stand-in, so that the readers and writers can be defined everywhere; a PySpark without the class does not call
-the methods that would use it. ``require_classes`` raises an error if a class is missing that the caller needs.
+missing class has a stand-in, so that the readers and writers can be defined with every PySpark. A PySpark without the class
+does not call the methods that would use the class. ``require_classes`` raises an error if PySpark lacks a class that the caller
+needs.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ def has_class(name: str) -> bool:
 
 
 def require_classes(use: str, *names: str) -> None:
-    """Raises ``OptionError`` if this PySpark lacks one of the classes ``names``, which ``use`` needs."""
+    """Raises ``OptionError`` if this PySpark lacks one of the classes ``names``. ``use`` is the name of the feature that needs
+    these classes, such as "register".
+    """
     missing_classes = [f"{CLASSES[name]}.{name}" for name in names if not has_class(name)]
     if missing_classes:
         raise OptionError(

@@ -25,7 +25,7 @@ _UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 # "/.<uuid>.sock".
 _MAX_SOCKET_PATH_BYTES, _SOCKET_NAME_BYTES = 103, 43
 
-# If this environment variable is set, tasks read every batch of a stream: ``source.partition_reader``.
+# If this environment variable is set, tasks read every batch of a stream, and the driver reads none (see ``source.prefetch``).
 READ_BY_TASKS = "ROCKETMQ_SPARK_READ_BY_TASKS"
 
 
@@ -34,8 +34,8 @@ def low_latency_conf() -> dict[str, Any]:
 
     Give these settings before the session starts. Checkpoints must be on a local disk or on HDFS, whose renames are atomic. On an
     object store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. The value of this
-    setting depends on the version of Spark, so this function omits the setting if it does not find Spark's jars, as with Spark
-    Connect.
+    setting is the name of a class, which depends on the version of Spark. So this function looks for the class in Spark's jars,
+    and omits the setting if it does not find the class, as with Spark Connect.
 
     Whoever may write to Spark's Unix sockets can run code in the driver. So if the umask of this process lets other users write
     to new files, this function logs a warning and omits the setting for Unix sockets. Start executors on other machines with
@@ -97,7 +97,9 @@ def _spark_jars(pattern: str) -> list[Path]:
 
 
 def has_data_sources() -> bool:
-    """Whether the installed PySpark has data sources in Python. Looks for the module without an import, which takes a second."""
+    """Whether the installed PySpark has data sources in Python. Looks for the module without importing it, because the import
+    takes a second.
+    """
     package = _pyspark_folder()
     return package is not None and PathFinder.find_spec("pyspark.sql.datasource", [f"{package}/sql"]) is not None
 
@@ -114,8 +116,8 @@ def _pyspark_folder() -> str | None:
 def exactly_once_conf() -> dict[str, Any]:
     """Return the settings that ``deliveryGuarantee`` exactly-once needs, for ``SparkSession.builder.config(map=...)``.
 
-    Set them before the Spark context starts. A sink cannot detect that Spark retries a stage within a batch, or that a repeated
-    batch splits its rows into other tasks; these settings prevent both.
+    Set these settings before the Spark context starts. A sink cannot detect that Spark retries a stage within a batch, or that
+    a repeated batch splits its rows into other tasks; these settings prevent both.
     """
     return {
         "spark.stage.maxConsecutiveAttempts": "1",

@@ -64,8 +64,9 @@ class RocketMQDataSource(compat.DataSource):
         compat.require_classes('a stream from format("rocketmq")', "DataSourceStreamReader")
         from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 
-        # Spark may compare the declared columns with the Arrow schema of the rows, whose columns are nullable and have no
-        # comments.
+        # For prefetched rows, Spark may compare the declared columns with the Arrow schema of the rows. The columns of this
+        # schema are nullable and have no comments. If a declared column is not nullable or has a comment, the stream does not
+        # prefetch.
         nullability_keys = ("nullable", "containsNull", "valueContainsNull")
         is_plain = not any(f'"{name}":false' in schema.json() for name in nullability_keys) and not any(
             field.metadata for field in schema
@@ -109,15 +110,16 @@ class RocketMQDataSource(compat.DataSource):
 def register(spark: SparkSession) -> None:
     """Register ``format("rocketmq")`` with ``spark``, and let several streams start at once.
 
-    Spark finds an installed package without this call. Call it before several streams are started, or if the package was shipped
-    with ``addPyFile`` after Spark had looked up another source. It may be called again. On Spark Connect it only registers the
-    format.
+    Spark finds an installed package without this call. Call ``register`` before several streams are started, or if the package
+    was shipped with ``addPyFile`` after Spark had looked up another source. ``register`` may be called again. On Spark Connect,
+    ``register`` only registers the format.
 
     Args:
         spark: The session whose streams use the format.
 
     Raises:
-        OptionError: The installed PySpark has no data sources in Python, as PySpark 3.5; the remedy names the functions to use.
+        OptionError: The installed PySpark has no data sources in Python, as is the case with PySpark 3.5. The remedy names the
+            functions to use instead.
     """
     compat.require_classes("register", "DataSource")
     context = getattr(spark, "_sc", None)  # a session of Spark Connect has no context

@@ -39,9 +39,9 @@ def read_rocketmq(
 ) -> DataFrame:
     """Returns messages as a batch DataFrame, with the columns of ``spark.read.format("rocketmq")``.
 
-    It is for PySpark 3.5, which has no data sources in Python, and works with every later version. The call fixes the start and
-    the end of each queue, so each action on the DataFrame reads the same messages. Every action builds all columns, unless option
-    ``columns`` names fewer, and predicates are not pushed to the brokers.
+    This function is for PySpark 3.5, which has no data sources in Python. It also works with every later version. The call
+    fixes the start and the end of each queue, so each action on the DataFrame reads the same messages. Every action builds all
+    columns, unless option ``columns`` names fewer, and predicates are not pushed to the brokers.
 
     Args:
         spark: A session with a ``SparkContext``: not one of Spark Connect.

@@ -62,7 +62,8 @@ def _can_import(path: str) -> bool:
 def check_workers_with_pyspark() -> None:
     """Check the Python of Spark's workers now if this program has imported PySpark, otherwise when it imports PySpark.
 
-    pytest loads this package as a plug-in before tests can choose the Python of workers, so there only ``register`` checks.
+    pytest loads this package as a plug-in before tests can choose the Python of workers. So with pytest, the import of
+    PySpark starts no check, and only ``register`` checks the Python of workers.
     """
     if "pyspark" in sys.modules:
         _check_workers()

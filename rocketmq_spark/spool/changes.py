@@ -1,7 +1,7 @@
 """Writes of a store: one atomic change, and additions of several threads as one write.
 
-``AtomicChange`` contains the puts and deletes of a write, and the totals after it. Pure. With ``GroupCommit``, the thread that
-gets the lock writes for all waiting threads.
+``AtomicChange`` contains the puts and deletes of a write, and the totals of the store after the write. Pure. With
+``GroupCommit``, the thread that gets the lock writes for all waiting threads.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class StoredRecord(NamedTuple):
 class AtomicChange:
     """Puts and deletes that are written in one atomic write.
 
-    ``added_pending`` are the keys of records that become pending, and ``removed_pending`` the keys of records that are no longer
-    pending. ``last_done_due_ms`` is the latest original due time of the records with marks that this change finishes (0 if none).
+    ``added_pending`` are the keys of records that become pending, and ``removed_pending`` the keys of records that are no
+    longer pending. If this change finishes records with marks, ``last_done_due_ms`` is the latest of their original due times;
+    otherwise it is 0.
     """
 
     def __init__(self, totals: Totals) -> None:
@@ -89,8 +90,8 @@ class AtomicChange:
         self.removed_pending.append(pending)
 
     def retry(self, record: Record, pending: PendingKey, due: Due, state: RecordState) -> None:
-        """Give a record a new due time after a failed attempt. The new time is never before the original due time, because the
-        clock of the failed attempt may have been ahead.
+        """Give a record a new due time after a failed attempt. The new time is never before the original due time. Otherwise,
+        if the clock was ahead and the failed attempt came too early, the next attempt could come too early, too.
         """
         due = Due(max(due.due_ms, record.original_due_ms or 0), due.sequence)
         self.remove_pending(pending)
@@ -98,7 +99,9 @@ class AtomicChange:
         self.mark(record, due)
 
     def make_due(self, pending: PendingKey, now_ms: int, state: bytes, data: bytes | None) -> None:
-        """Make a pending record due now, or at the original due time that ``data`` contains, if that is later."""
+        """Make a pending record due now. If ``data``, the encoded record, contains a later original due time, the record
+        becomes due at this time instead.
+        """
         record = decode_record(data)
         original_ms = record.original_due_ms if isinstance(record, Record) else None
         due = Due(max(now_ms, original_ms or 0), pending.due.sequence)
@@ -142,7 +145,7 @@ class AtomicChange:
             self.totals.size += len(data_without_mark) - len(data or b"")
 
     def rewrite(self, sequence: int, record: Record, size: int) -> int:
-        """Replace the record of a sequence, which has ``size`` bytes. Returns the new size."""
+        """Replace the record with this sequence. The old record has ``size`` bytes. Returns the size of the new record."""
         data = record.encode()
         self.puts.append((record_key(RECORD, sequence), data))
         self.totals.size += len(data) - size
@@ -227,7 +230,7 @@ class GroupCommit:
             with self._lock:
                 if not request.is_done:
                     requests = [self._waiting_requests.popleft() for _ in range(len(self._waiting_requests))]
-                    # The request is missing if another thread had taken it, and Ctrl-C interrupted that thread before it wrote.
+                    # The request is missing if another thread took it, and Ctrl-C interrupted that thread before the write.
                     self._write_all(requests if request in requests else [*requests, request])
         if request.error is not None:
             raise request.error

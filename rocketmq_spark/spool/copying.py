@@ -66,9 +66,9 @@ logger = logging.getLogger(__name__)
 
 # The maximum size of a copied key, of a copied record, and of the value of any other copied entry.
 MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_SMALL_BYTES = 1 << 16, 64 << 20, 1 << 20
-# Each entry counts as this many bytes more, for the memory that ``derive`` and RocksDB need.
+# This number is added to the bytes of each entry, for the memory that ``derive`` and RocksDB need.
 ENTRY_BYTES = 512
-# Measured values: ``derive`` and its write keep several copies of lanes, targets and marks in memory.
+# Measured values: ``derive``, and the write of its result, keep several copies of lanes, targets and marks in memory.
 _TEXT_COPIES, _MARK_BYTES = 4, 250
 _MAX_END_BYTES = 1 << 16
 _PENDING_AREAS = (PENDING, UNINDEXED)
@@ -108,15 +108,15 @@ class CopyLimits:
         self._bytes_left -= count
         if self._bytes_left < 0:
             raise SpoolError(
-                f"it has more than {self._max_bytes} bytes, each entry counted with {ENTRY_BYTES} bytes more, and lanes, "
-                "targets and marks several times, because copying keeps them in memory",
-                remedy="Raise --max-bytes if you expect that many",
+                f"it has more than {self._max_bytes} bytes, where each entry counts {ENTRY_BYTES} bytes extra, and lanes, "
+                "targets and marks count several times, because copying keeps several copies of them in memory",
+                remedy="Raise --max-bytes if you expect that many bytes",
             )
 
 
 class CopyResult(NamedTuple):
-    """The numbers of waiting and of dead records in a copy, the number of entries that were not copied for each reason, whether
-    the source is damaged, and warnings.
+    """The numbers of waiting and of dead records in a copy, the number of entries that were not copied, by reason, whether the
+    source is damaged, and warnings.
 
     ``notes_left_out`` counts the notes of a delay node that were not copied. The notes say which messages the node has read, so a
     node with these notes would skip messages that are not in the copy. Without notes, a node reads its queues again.
@@ -257,9 +257,9 @@ class EntryChecker:
     Keys must ascend, so that each key is written once. Each value must be exactly what this package writes. The keys of pending
     records are copied without their targets; ``migrate_keys`` adds the targets of the records.
 
-    Marks are not copied: ``show`` and ``export`` do not print marks, and with a wrong mark, the store would drop a record or take
-    it for another message. Records of a kind in ``rules`` get the marks that follow from their payloads; other records get no
-    marks.
+    Marks are not copied, because users cannot check them: ``show`` and ``export`` do not print marks. With a wrong mark, the
+    store would drop a record, or take the record for another message. Records of a kind in ``rules`` get the marks that follow
+    from their payloads; other records get no marks.
     """
 
     def __init__(self, rules: CopyRules = NO_COPY_RULES) -> None:
@@ -280,7 +280,7 @@ class EntryChecker:
 
     def entry_to_copy(self, key: bytes, value: bytes | None) -> tuple[bytes, bytes] | None:
         """Return the entry to write for an entry of the source; None if the entry is not copied. ``value`` is None for a value
-        that is too long. An entry with the owner sets ``owner``.
+        that is too long. If the entry contains the owner of the records, this method sets ``owner``.
         """
         area = key[:1]
         self.derived_bytes = 0
@@ -494,8 +494,8 @@ def _reader_call(path: Path) -> PythonCall:
 
 @contextlib.contextmanager
 def _running_reader(path: Path, reader: PythonCall, limits: CopyLimits) -> Iterator[_Pipe]:
-    """Start a reader, and kill it at the end of the block. The reader has no terminal, because its user could write commands to
-    the terminal.
+    """Start a reader, and kill it at the end of the block. The reader has no terminal. Otherwise the owner of the spool, who
+    may control the reader, could enter commands into the terminal of the user who copies the spool.
     """
     devnull, pipe = subprocess.DEVNULL, subprocess.PIPE
     with _temporary_folder(path, limits.deadline) as temporary:

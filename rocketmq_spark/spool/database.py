@@ -1,8 +1,9 @@
 """RocksDB for a store: atomic batches of writes, reads in pages, and errors that name the folder and the cause.
 
-This module is a driver, and the only module that imports ``rocksdict``. RocksDB holds Python's global lock while it writes, so
-RocksDB must not flush. Instead, this module flushes the files of the write-ahead log, while other threads run. A database belongs
-to the process that opened it. A forked child does not use or close the database.
+This module is a driver, and the only module that imports ``rocksdict``. RocksDB holds Python's global lock while it writes. So
+RocksDB must not flush its files to the disk, because all threads would wait. Instead, this module flushes the files of the
+write-ahead log, while other threads run. A database belongs to the process that opened it. A forked child does not use or close
+the database.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ class Database:
         self._rocks = _rocksdict()
         if _RocksThreads.lost:
             raise SpoolError(
-                f"the spool in {path} cannot be opened: this process was forked from one that had used RocksDB, whose "
-                "threads do not survive that",
+                f"the spool in {path} cannot be opened: this process was forked from one that had used RocksDB, and the "
+                "threads of RocksDB do not survive a fork",
                 remedy="Fork before the first spool is opened, or start processes with 'spawn'",
             )
         _RocksThreads.used = True
@@ -218,7 +219,7 @@ class Database:
                 if not any(damage.lost_ranges for damage in damage_by_file.values()):
                     self.damage = None
             if not read_only:
-                # The file is created before RocksDB locks it: closing the file later would release RocksDB's lock.
+                # This process closes the file before RocksDB locks it. A later close would release RocksDB's lock.
                 os.close(open_lock(path / "LOCK", os.O_RDWR | os.O_CREAT))
             try:
                 return self._open_with(path, self._options(recovery_modes.absolute_consistency()), access_type)
@@ -252,7 +253,7 @@ class Database:
         return self._rocks.Rdict(str(path), options, column_families={"default": options}, access_type=access_type)
 
     def _make_mirror(self) -> Path:
-        """Make a copy of a folder with damaged headers, in which the headers are repaired."""
+        """Make a copy of the database's folder. In the copy, damaged headers are repaired."""
         check_temporary_folder()
         self._mirror = tempfile.TemporaryDirectory(prefix="rocketmq-spark-spool-")
         folder = Path(self._mirror.name)
@@ -339,8 +340,8 @@ def is_database(path: Path) -> bool:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a running process, perhaps this one, has the database open. This check changes no files; opening a database
-    does.
+    """Whether a running process, perhaps this one, has the database open. This check changes no files, but opening a database
+    would change some.
     """
     if _is_used_here(path):
         return True  # do not try the lock: closing the file would release the lock of this process
@@ -361,7 +362,7 @@ def reserve_folder(user: FolderUser) -> None:
     """Reserve the folder of ``user`` until ``user`` is removed from ``FOLDER_USERS``, also while its database is closed to be
     reopened or repaired. Raises ``SpoolError`` if this process uses the folder already.
     """
-    with process.entry_lock("spools", "occupied"):  # ``samefile`` reads disks, which may hang
+    with process.entry_lock("spools", "occupied"):  # a lock for this purpose only: ``samefile`` may hang with a disk
         if _is_used_here(user.path):
             raise _in_use_error(user.path, "it is open in this process")
         FOLDER_USERS.add(user)
@@ -461,7 +462,9 @@ class _RocksThreads:
 
 
 def _keep_inherited_databases() -> None:
-    """In a forked child: keep the inherited databases referenced, because finalizing one would write to the parent's files."""
+    """Called in a forked child. Keeps references to the inherited databases, because the destructor of a database would write
+    to the parent's files.
+    """
     for database in _open_databases:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(database._db))
     _RocksThreads.lost = _RocksThreads.used

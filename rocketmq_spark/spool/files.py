@@ -60,7 +60,7 @@ class HeaderDamage(NamedTuple):
 
 
 def find_header_damage(data: bytes, may_be_torn: bool = True) -> HeaderDamage:
-    """Find damage to the headers of a file. An incomplete last record is damage unless the file ``may_be_torn``."""
+    """Find damage to the headers of a file. An incomplete last record counts as damage only if ``may_be_torn`` is false."""
     original_headers: dict[int, bytes] = {}
     lost_ranges: list[tuple[int, int]] = []
     position, size = 0, len(data)
@@ -182,10 +182,12 @@ _sync_file = getattr(os, "fdatasync", os.fsync)
 
 
 def damaged_headers(path: Path) -> dict[str, HeaderDamage]:
-    """Return the logs and the manifest whose headers RocksDB must not read, by file name.
+    """Return the damage to headers in the logs and in the manifest, by file name. Files without such damage are omitted.
+    RocksDB must not read the damaged headers.
 
-    A manifest that ends within a record is included, because RocksDB would omit and delete the table that the record names. A log
-    that ends within a record is included if another log follows, because the lost writes of the first log would be a gap.
+    A manifest that ends within a record is included, because RocksDB would omit and delete the table that the record names. A
+    log that ends within a record is included if another log follows, because the lost writes would be a gap before the writes
+    of the other log.
     """
     damage_by_name = {}
     last_log = None  # only the newest log may end within a record
@@ -370,8 +372,8 @@ def check_temporary_folder() -> None:
     )
     if is_root:  # root's child processes that run as the owner of a spool also use the folder
         remedy = (
-            "Set the variable TMPDIR to a folder that only root may change and everyone may enter, as those above it: mode "
-            "0755, or with the sticky bit (mode 1777)"
+            "Set the variable TMPDIR to a folder that only root may change and everyone may enter. The folders above it need "
+            "the same rights: mode 0755, or with the sticky bit (mode 1777)"
         )
     try:
         exposure = folders.temporary_exposure()

@@ -67,9 +67,9 @@ class Schedule:
 class SteadyClock:
     """A clock in ms since 1970 that advances evenly and never goes back, even if the machine's clock is set.
 
-    It begins at the machine's time, or at ``not_before_ms``, the latest moment that an earlier process recorded, so that
-    records do not wait longer if the machine's clock was set back. If the machine's clock is set forward while no process
-    runs, records become due.
+    The clock begins at the machine's time or at ``not_before_ms``, whichever is later. ``not_before_ms`` is the latest moment
+    that an earlier process recorded. So records do not wait longer if the machine's clock was set back. If the machine's clock
+    is set forward while no process runs, records become due.
     """
 
     def __init__(self, wall_ms: Callable[[], int], monotonic_ms: Callable[[], int], not_before_ms: int = 0) -> None:
@@ -167,7 +167,7 @@ BatchPredicate = Callable[[Record], Callable[[Record], bool]]
 
 class BatchedRecord(NamedTuple):
     """A record that is sent together with the previous record of its lane. ``size`` counts towards the ``max_bytes`` of
-    ``Store.take``. If the record was moved from another store, ``state`` has its failures there.
+    ``Store.take``. If the record was moved from another store, ``state`` has the failures in that store.
     """
 
     sequence: int
@@ -345,8 +345,8 @@ class Marks:
     def removal(
         self, marks: Sequence[tuple[bytes, bytes]], totals: Totals
     ) -> tuple[AtomicChange, Sequence[tuple[bytes, bytes]]]:
-        """Return a change that removes the first of ``marks``, as many as fit into one write, and return the remaining marks. No
-        two of the marks may belong to the same record.
+        """Return a change that removes as many of the first ``marks`` as fit into one write. Also return the remaining marks.
+        No two of the marks may belong to the same record.
         """
         self.may_have_changed = True
         change, size = AtomicChange(totals), 0

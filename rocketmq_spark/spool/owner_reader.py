@@ -27,8 +27,8 @@ END_MARK = 2**32 - 1
 # The areas that ``recovery.derive`` builds from records. These areas are not read from the spool of another user.
 DERIVED_AREAS = (ORDER, MARK, TOTALS)
 
-# A limit of the memory of this process. Without it, the files of the owner would decide how much RocksDB and the checks of logs
-# read at once.
+# A limit of the memory of this process. Without this limit, the files of the owner would decide how much RocksDB and the checks
+# of logs read at once.
 _MEMORY_BYTES = 4 << 30
 _MAX_WARNINGS, _WARNING_CHARS = 10, 1000
 
@@ -43,7 +43,7 @@ def main(path: str) -> None:
         report: dict[str, object] = {"damaged": _write_entries(Path(path), out)}
     except RocketMQError as e:
         report = {"error": e.message, "remedy": e.remedy}
-    except Exception as e:  # noqa: BLE001 - the reader raises it
+    except Exception as e:  # noqa: BLE001 - ``copying`` raises an error with this text
         report = {"error": f"the spool in {path} cannot be read: {type(e).__name__}: {e}"}
     text = json.dumps({**report, "warnings": warnings.texts}).encode()
     out.write(FRAME_HEADER.pack(END_MARK, len(text)) + text)

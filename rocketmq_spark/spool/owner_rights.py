@@ -37,9 +37,9 @@ def become_owner(path: Path) -> None:
     RocksDB writes to a folder even when it only reads, and follows links there. Therefore only root and the owner may open a
     spool. Anyone who has the permissions may open a spool of root.
 
-    The owner could place links that lead root to other files. Therefore root takes the rights of the owner. It keeps them for the
-    rest of the process, because files of the spool may stay open. Afterwards, the process must not import modules, because the
-    owner may not be able to read Python's files.
+    The owner could place links that lead root to other files. Therefore root takes the rights of the owner. Root keeps these
+    rights until the process ends, because files of the spool may stay open. The process must not import modules any more,
+    because the owner may not be able to read Python's files.
 
     Raises ``SpoolError`` if the spool belongs to another user and this user is not root, if others may change the spool, if it
     has links or special files, if root cannot change to the owner, or if root has already changed to another owner.

@@ -5,9 +5,9 @@ while others are due. Each target has two *groups* of pending records: the recor
 records that wait only for their due time. ``PendingIndex`` keeps in memory the first due time of each group, and merges the
 groups by due time.
 
-``migrate_keys`` replaces the keys of earlier releases, which have no target. It writes portions, each in one atomic write; if the
-process is killed, the next process continues. An earlier release would not find records with a target in the key, so the totals
-get a version that it rejects.
+``migrate_keys`` replaces the keys of earlier releases, which have no target. It writes portions, each in one atomic write; if
+the process is killed, the next process continues. Earlier releases would not find records with a target in the key, so the
+totals get a version that earlier releases reject.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The format of a store: keys and values. Pure.
 
 A key is one byte for the area, followed by numbers of fixed width, so that keys sort like their numbers. Every record has a
-number, its *sequence*, which never changes. Areas:
+number, its *sequence*, which never changes. The areas, with their keys and, after the colon, their values:
 
 * ``r`` records by sequence: kind, payload, target, lane and marks.
 * ``q`` pending records by target, due time and sequence: the state of the record.
 * ``p`` pending records by due time and sequence, as releases before 0.2 wrote them; see ``pending.migrate_keys``.
 * ``o`` order by lane and sequence: the records of a lane. Only the first record of a lane is pending.
 * ``d`` dead records by sequence: the state of a record that was given up.
-* ``i`` marks by space and place: due time and sequence of the record.
+* ``i`` marks (see ``lanes``) by space and place: due time and sequence of the record.
 * ``n`` notes by name: data that the user of the store keeps beside the records.
 * ``m`` the totals, ``e`` and ``z`` the owner of the records.
 
@@ -17,9 +17,9 @@ contains the separator would break a text key.
 
 Values are versioned and binary; a value that cannot be read raises ``DecodeError``.
 
-A ``Record`` does not change after it was stored (except for its marks) and has a checksum of its own, so that damage is detected.
-A ``RecordState`` counts the failures of a record. ``Totals`` are updated in every write, so that they need not be counted when a
-store is opened.
+A ``Record`` does not change after it was stored, except for its target and its marks. Each record has a checksum of its own, so
+that damage is detected. A ``RecordState`` counts the failures of a record. ``Totals`` are updated in every write, so that they
+need not be counted when a store is opened.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ TARGET_RULES_NOTE = b"targeting"
 # Prefix of notes from the time of another owner. The reader of such a note must check whether the note is still true.
 DOUBTFUL_PREFIX = b"doubtful "
 TOTALS = b"m"
-# The owner is stored under two distant keys, because without an owner, the destination of the records is unknown.
+# Without the owner, the destination of the records is unknown. So the owner is stored twice, under two distant keys: damage to
+# one block of the database then usually destroys only one of the two copies.
 OWNER = (b"e", b"z")
 
 _DUE = struct.Struct(">cQQ")
@@ -102,8 +103,8 @@ class PendingKey(NamedTuple):
 
     Args:
         target: The record's target.
-        waits: Whether the record becomes due when its target answers. A record with marks waits for an answer only after an
-            attempt has failed.
+        waits: Whether the record becomes due as soon as its target answers, even before its due time. For a record with marks,
+            this is true only after a failed attempt.
         due: The due time and the sequence of the record.
     """
 
@@ -179,11 +180,11 @@ def area_end(area: bytes) -> bytes:
 # The space of the marks whose places begin with the original due time of their records (ms since 1970).
 IDENTITY = b"id"
 VERSION = 1
-# The version of the totals of a store with pending records that releases before 0.2 would not find.
+# The version of the totals if a store has pending records. Releases before 0.2 would not find these records.
 INDEXED_VERSION = 2
 MARKED_VERSION = 2  # version of records that have marks before the payload
-# The maximum number of marks of a record. A producer sends a message at most three times by default, so an envelope may be in
-# three queues. The number is limited because a repair needs memory for each mark.
+# The maximum number of marks of a record. A producer sends a message at most three times by default, so the envelope of a
+# delayed message may be stored in three queues. The number is limited because a repair needs memory for each mark.
 MAX_MARKS = 4
 
 _HEAD = struct.Struct(">BI")  # version, checksum of all other bytes
@@ -223,8 +224,8 @@ class Record:
 
     @property
     def original_due_ms(self) -> int | None:
-        """The original due time; None if the record has no identity. The record's own marks contain this time, so it is known
-        even if the store has lost the due time.
+        """The original due time; None if the record has no mark in the space ``IDENTITY``. The original due time is a part of
+        this mark, and the record contains its marks. So the time is known even if the store has lost the due time.
         """
         places = (place for space, place in self.marks if space == IDENTITY and len(place) >= _SEQUENCE.size)
         return next(map(due_ms_of_identity, places), None)
@@ -234,9 +235,9 @@ class Record:
         return PendingKey(self.target, bool(self.target) and (failed or not self.marks), due)
 
     def retargeted_key(self, old_key: PendingKey, due: Due, failed: bool) -> PendingKey:
-        """Return the key of this record with its new target; it replaces ``old_key``. A record that did not wait for an answer of
-        the old target does not wait for an answer of the new target, either. An example is a record that was revived before its
-        due time.
+        """Return the key of this record with its new target. The returned key replaces ``old_key``. If the record had a target
+        before, it waits for an answer of the new target only if it waited for an answer of the old target. For example, a
+        record that was revived before its due time does not wait for an answer.
         """
         waits = old_key.waits if old_key.target else self.pending_key(due, failed).waits
         return PendingKey(self.target, bool(self.target) and waits, due)
@@ -365,7 +366,7 @@ class Replaced(NamedTuple):
 
 class Dead(NamedTuple):
     """The verdict for a record that is given up, and kept as a dead record. If a broker rejected a dead letter, ``record`` is
-    kept in its place: the record for which the dead letter was created.
+    the record for which the dead letter was created. This record is kept instead of the dead letter.
     """
 
     reason: str
@@ -412,12 +413,12 @@ class Totals:
 
     @staticmethod
     def with_indexed_version(data: bytes) -> bytes:
-        """Return encoded totals with the version of a store that earlier releases must not use."""
+        """Return the encoded totals with ``INDEXED_VERSION``, so that earlier releases do not open the store."""
         return bytes((INDEXED_VERSION,)) + data[1:]
 
     @classmethod
     def decode(cls, data: bytes) -> Totals | None:
-        """Return None for damaged totals: numbers larger than any store's. Raises ``DecodeError`` for another format."""
+        """Return None for damaged totals, with a number that no store reaches. Raises ``DecodeError`` for another format."""
         try:
             version, *numbers = _TOTALS.unpack(data)
         except struct.error as e:
@@ -434,8 +435,8 @@ class SpoolOwner:
     Args:
         servers: Addresses of the cluster's name servers, or of its Proxies; empty if an earlier release wrote the owner.
         namespace: None if an earlier release wrote the owner.
-        environment: Name and mode, as in ``environment 'eu' (suffix)``, and the queues of environments if they are
-            given; empty for none.
+        environment: Name and mode of the environment, as in ``environment 'eu' (suffix)``, and the queues of environments if
+            they are given; empty without an environment.
         purpose: Empty for a store of sends; other users of a store set a name.
     """
 
@@ -515,8 +516,8 @@ class SpoolOwner:
 
 
 def _environments_match(own: str, stored: str) -> bool:
-    """Whether two texts mean the same environment. Queues are not compared if ``stored`` has no queues, because an earlier
-    release wrote it, or because the environment is only a number.
+    """Whether two texts mean the same environment. If ``stored`` has no queues, queues are not compared. There are no queues if
+    an earlier release wrote ``stored``, or if the environment is only a number.
     """
     return own == stored or (bool(stored) and own.startswith(f"{stored}, "))
 

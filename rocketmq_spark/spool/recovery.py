@@ -61,7 +61,8 @@ from rocketmq_spark.spool.records import (
 logger = logging.getLogger(__name__)
 
 # The names of folders in the folder of the database. The new database is in ``_NEW_FOLDER`` until it is complete, and then in
-# ``COMPLETE_FOLDER``. The old files are moved to ``_OLD_FOLDER``. When this folder has all old files, it becomes ``damaged-N``.
+# ``COMPLETE_FOLDER``. The old files are moved to ``_OLD_FOLDER``. When ``_OLD_FOLDER`` has all old files, it is renamed to
+# ``damaged-N``.
 _NEW_FOLDER, _OLD_FOLDER, _COPY_FOLDER, DAMAGED_FOLDER = "salvaged", "leaving", "copy", "damaged"
 _PORTION_ENTRIES, _PORTION_BYTES = 1000, 8 << 20
 ALL_KEYS = (b"\0", b"\xff")
@@ -96,8 +97,8 @@ def salvage(path: Path) -> SalvageResult:
 
 
 def complete_folder_in(path: Path, names: Container[str]) -> Path | None:
-    """Return the folder that has all files of the database, if ``names`` are the names in ``path``. Return None while the new
-    files are moved to ``path``, because neither folder has all files then.
+    """Return the folder that has all files of the database. ``names`` are the names of the files and folders in ``path``.
+    Return None while the new files are moved to ``path``, because neither folder has all files then.
     """
     if COMPLETE_FOLDER not in names:
         return path
@@ -277,10 +278,10 @@ def repair(db: Database, salvage_result: SalvageResult | None = None) -> None:
 def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveResult:
     """Derive due times, order, marks and totals from the records.
 
-    A record without a due time becomes due at its original due time, or now. If the stored key of a pending record has another
-    target, the record keeps its due time and its count of failures. The due times and lane entries of missing records and of dead
-    records are deleted. A record that does not match its checksum becomes a dead letter when it is taken. If records are lost,
-    notes without ``LASTING_PREFIX`` are deleted, because they may be about lost records.
+    A record without a due time becomes due at its original due time, or now. If a pending record and its stored key have
+    different targets, the record keeps its due time and its count of failures. The due times and lane entries of missing
+    records and of dead records are deleted. A record that does not match its checksum becomes a dead letter when it is taken.
+    If records are lost, notes without ``LASTING_PREFIX`` are deleted, because they may be about lost records.
     """
     old_totals = _totals_or_empty(db)
     dead_sequences = {sequence_of(key) for key, _ in db.scan(DEAD, area_end(DEAD))}
@@ -340,8 +341,8 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
     stale_keys = [
         key for key, value in db.scan(MARK, area_end(MARK)) if Due.parse(value).sequence not in live_sequences
     ]
-    # A rebuilt copy may contain settled records. With such records, the number of lost records does not follow from keys without
-    # a record or from earlier totals.
+    # A rebuilt copy may contain settled records. In this case, neither keys without a record nor earlier totals show how many
+    # records are lost.
     rebuilt_areas = frozenset() if salvage_result is None else salvage_result.rebuilt_areas
     lost_sequences = [] if rebuilt_areas & {PENDING, UNINDEXED, DEAD, ORDER} else lost_sequences
     missing_count = max(

@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES = 64, 64 << 20
 PAGE, COMPARE_PAGE_SIZE = 1000, 100
 GATHER_S = 0.005
-# The interval of turns while too few slots are free for a write that settles many records.
+# While only few slots are free, records are handed out at most once in this interval, so that one write can settle many
+# records.
 CROWDED_PAUSE_MS = 50
 # The pause after a failure of the store, such as a full disk.
 FAILURE_PAUSE_S = 1.0
@@ -92,7 +93,7 @@ class Redelivery:
     A record is sent only if its stored target is the target of its send. After an update or with other options, the two targets
     may differ. In this case, the record is first stored again with the target of its send. With ``target_rules``, records do not
     wait for the wrong target: if the rules have changed since the store was last used, each turn compares the targets of a page
-    of records.
+    of records with the new rules.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ from rocketmq_spark.spool.store import Store
 
 SEND_KIND = "send"
 SEND_VERSION = 1
-_QUEUE_ID_LIMIT = 1 << 31  # in the protocol, it is a signed 32-bit number
+_QUEUE_ID_LIMIT = 1 << 31  # in the protocol, a queue id is a signed 32-bit number
 
 _HEAD = struct.Struct(">BI")
 _encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -68,8 +68,8 @@ def record_of(send: SpooledSend, now_ms: int) -> Record:
 
 
 def _head(send: SpooledSend) -> str:
-    """Return the head of a stored send as JSON. It is formatted here, because a general encoder would make an addition 10 %
-    slower.
+    """Return the head of a stored send as JSON. This function formats the JSON itself, because a general encoder would make the
+    addition of a record 10 % slower.
     """
     request, max_reconsume_times = send.request, send.request.max_reconsume_times
     request_json = _REQUEST_JSON % (

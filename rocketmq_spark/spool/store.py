@@ -338,8 +338,8 @@ class Store:
                     yield from entries
 
     def start_target_rules(self, fingerprint: bytes) -> None:
-        """Store that new records have targets by the rules with this ``fingerprint``. ``retarget`` corrects the targets of the
-        records that already wait.
+        """Write into the store that new records get their targets from the rules with this ``fingerprint``. ``retarget``
+        corrects the targets of the records that already wait.
         """
         with self._opened:
             if not self.has_targets_of(fingerprint):
@@ -348,7 +348,7 @@ class Store:
                 self.add([], {TARGET_RULES_NOTE: b"" if len(self) else fingerprint})
 
     def has_targets_of(self, fingerprint: bytes) -> bool:
-        """Whether all pending records certainly have their targets by the rules with this ``fingerprint``."""
+        """Whether it is certain that all pending records got their targets from the rules with this ``fingerprint``."""
         with self._opened:
             return self._db.get(NOTE + TARGET_RULES_NOTE) == fingerprint
 
@@ -466,7 +466,7 @@ class Store:
             self._open_files()
             return
         with contextlib.suppress(OSError):  # opening the database raises the error
-            make_folder(self.path)  # before the check, because after it another user could create the folder
+            make_folder(self.path)  # before ``check_owner``: no other user can then create the folder after the check
         check_owner(self.path, self._use)
         self._open_files()
         try:
@@ -569,7 +569,7 @@ class Store:
             return LeasedRecord(pending, RecordState.decode(value), Record.decode(data), len(data))
         except DecodeError as e:
             logger.error("record %d of the spool in %s becomes a dead letter: %s", due.sequence, self.path, e)
-            # To take all records, a caller passes a ``now_ms`` in the far future.
+            # A caller that takes all records passes a ``now_ms`` in the far future. Such a time must not be stored.
             now_ms = min(now_ms, max(due.due_ms, self.totals.last_ms))
             change = AtomicChange(self.totals)
             change.remove_pending(pending)

@@ -1,9 +1,10 @@
 """Decides for which targets records may be handed out now, so that unavailable targets do not block others. Pure.
 
-A target *answers* for a minute after a success, until its next failure. A target that failed and does not answer is *failing*,
-and any other target is *new*. Records in flight occupy *slots*. A new or failing target has one record in flight at a time. All
-new targets together may use a part of the slots, and all failing targets together another part. Therefore some slots are always
-left for targets that answer. If there are more failing targets than slots for failing targets, these targets take turns.
+After a success, a target *answers* for a minute, but at most until its next failure. A target that failed and does not answer
+is *failing*, and any other target is *new*. Records in flight occupy *slots*. A new or failing target has one record in flight
+at a time. All new targets together may use a part of the slots, and all failing targets together another part. Therefore some
+slots are always left for targets that answer. If there are more failing targets than slots for failing targets, these targets
+take turns.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ class Admission:
     Args:
         windows: The limits of the targets that failed.
         answering_targets: The targets that answer.
-        slots: The number of records that may be in flight. A large record occupies several slots, so that records of
-            ``max_bytes`` fill all slots.
+        slots: The number of records that may be in flight. A large record occupies several slots, so that records with
+            ``max_bytes`` bytes in total fill all slots.
 
     ``refused_targets`` are the targets whose due records must wait. ``next_pause_end_ms`` is the end of the pause that ends
     first.
@@ -206,7 +207,9 @@ class Admission:
         return window is None or self._in_flight[target] < window.size
 
     def _is_answering(self, target: str, window: Window | None) -> bool:
-        """Whether the target answers. The empty target of records without a target counts as answering until a record fails."""
+        """Whether the target answers. Records without a target have the target ``""``, which counts as answering until one of
+        these records fails.
+        """
         return target in self._answering_targets or (not target and window is None)
 
     def add_in_flight(self, target: str, size: int) -> None:

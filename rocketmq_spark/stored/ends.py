@@ -143,7 +143,7 @@ class QueueEnds:
 def _unproved_error(queue: MessageQueue, problem: str) -> UnprovedError:
     return UnprovedError(
         f"what is stored in {queue} cannot be proved: {problem}", topic=queue.topic, queue=str(queue),
-        remedy=f"Give the topic back what it had, {OR_AT_LEAST_ONCE}",
+        remedy=f"Restore the topic and its messages, {OR_AT_LEAST_ONCE}",
     )  # fmt: skip
 
 
@@ -320,8 +320,8 @@ class ScopedHashes:
 
 # Up to this number of ranges, each task has its own range per queue. With more ranges, all tasks share one range per queue.
 MAX_TASK_RANGES = 200_000
-# All tasks from this number on have one key and one set of ranges. The number is limited, because a producer that copies the
-# scope of a batch could store ids of any number of tasks.
+# All tasks with this number or a higher number share one key and one set of ranges. Without this limit, a producer that copies
+# the scope of a batch could use up memory with ids of any number of tasks.
 MAX_TASKS = 100_000
 
 RangeByQueue = dict[MessageQueue, OffsetRange]
@@ -371,7 +371,7 @@ class BatchHashes(ScopedHashes):
             return None
         rows = self.rows()
         row_partitions = _partition_numbers(rows)
-        order = np.argsort(row_partitions, kind="stable")  # there may be thousands of tasks
+        order = np.argsort(row_partitions, kind="stable")  # one sort for all tasks, because there may be thousands
         partition_numbers, starts = np.unique(row_partitions[order], return_index=True)
         blocks = np.split(rows[order, PARTITION_BYTES:], starts[1:])
         return {number: block.tobytes() for number, block in zip(partition_numbers.tolist(), blocks, strict=False)}
@@ -394,7 +394,9 @@ def _widen(ranges: RangeByQueue, added_ranges: Iterable[OffsetRange]) -> None:
 
 
 def task_key(numbers: Any) -> Any:
-    """The keys of task numbers (one number or an array) in the tables of a batch."""
+    """The key of a task in the tables of a batch, from the number of the task. For an array of numbers, returns an array of
+    keys.
+    """
     return np.minimum(numbers, MAX_TASKS)
 
 
@@ -409,5 +411,5 @@ def _raise_on_loss(part: OffsetRange, cause: Cause) -> None:
         f"what is stored in {part.queue} cannot be proved: offsets {part.start} to {part.end} are gone ({cause.value})",
         topic=part.queue.topic,
         queue=str(part.queue),
-        remedy=f"Give the topic back what it had, {OR_AT_LEAST_ONCE}",
+        remedy=f"Restore the topic and its messages, {OR_AT_LEAST_ONCE}",
     )

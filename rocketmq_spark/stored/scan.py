@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 # have hung, with unprocessed requests in its sockets and threads.
 MAX_GAP_S = 2.0
 _POLL_S = 0.5
-# A scan waits this many settle times longer for a broker that answers but does not settle than for a silent broker.
+# A scan waits ``timeout_s`` for a broker that does not answer. For a broker that answers but does not settle, a scan waits this
+# many settle times longer.
 _UNSETTLED_FACTOR = 3
 
 ReadIds = Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]
@@ -112,8 +113,9 @@ class StoredIdScan:
         return {queue: bounds[queue].max_offset for queue in self._since.queues}
 
     def _check_not_recreated(self) -> dict[MessageQueue, int]:
-        """Check that topics were not created again. If a topic was created again, other producers may have filled a queue beyond
-        a noted end. This check is the last step, because it must be valid for all ids that were read.
+        """Check that topics were not created again. If a topic was created again, other producers may have filled a queue
+        beyond a noted end, and then the ends of the queues do not show that messages are missing. This check is the last step,
+        because it must be valid for all ids that were read.
         """
         for noted_ends in self._noted_ends:
             deadline = Deadline.after(self._tools.request_timeout_s)
@@ -170,8 +172,8 @@ class StoredIdScan:
         return states
 
     def _wait_until_settled(self) -> None:
-        """Wait until every broker has answered for the settle time, and no longer has a send in its queue that arrived during
-        this time.
+        """Wait until every broker has answered during the whole settle time, and has no send in its queue that arrived before
+        the end of this time.
         """
         waited_since = self._clock.now()
         while True:
@@ -239,7 +241,7 @@ MakeTools = Callable[[float, Clock], ScanTools]
 # The maximum age of noted ends before they are requested again. From older ends, scans would take long, and retention might
 # delete messages that a scan must read.
 NOTE_MAX_AGE_S = 60.0
-# How long the ends of queues are not requested again from a broker that did not report them.
+# If a broker did not report the ends of queues, they are requested again only after this time.
 _UNAVAILABLE_S = 5.0
 
 

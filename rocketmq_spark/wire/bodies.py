@@ -87,7 +87,7 @@ class GroupMembership:
 
 
 def _checked_int(value: Any, minimum: int = -(1 << 63), maximum: int = (1 << 63) - 1) -> int:
-    """A whole number of a body. Raises ``ValueError`` for a number outside the range, on which callers must not act."""
+    """A whole number of a body. Raises ``ValueError`` for a number outside the range, because callers must not act on it."""
     number = int(value)
     if not minimum <= number <= maximum or (isinstance(value, float) and number != value):
         raise ValueError(f"{str(value)[:40]} is no whole number from {minimum} to {maximum}")
@@ -198,8 +198,8 @@ def _check_brokers(list_name: str, items: Collection[Mapping[str, Any]]) -> None
     _checked_int(sum(len(item.get("brokerAddrs") or ()) for item in items), 0, _MAX_ADDRESSES)
 
 
-# An entry as brokers of 5.5.0 write it. A driver reads thousands of entries for every plan. The JSON parser reads bodies of
-# another form.
+# An entry as brokers of 5.5.0 write it. A driver reads thousands of entries for every plan, so a pattern reads bodies of this
+# form, and the JSON parser reads only bodies of another form.
 _STATS_ENTRY = (
     rb'\{"brokerName":"(%s)","queueId":(%s),"topic":"%s"\}:'
     rb'\{"lastUpdateTimestamp":(%s),"maxOffset":(%s),"minOffset":(%s)\}'

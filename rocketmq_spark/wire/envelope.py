@@ -3,8 +3,8 @@
 Layout, big-endian: ``RDMQ``, version, kind, due time (epoch ms), digest of the message id, born time (epoch ms), the message's
 flag, then topic, property string and body; topic and properties follow their lengths. Due time and digest together identify the
 message. Due time and digest have fixed positions, so a query can read them without decoding the rest. The due time is absolute,
-so a service that consumes the envelope late does not delay the message further. A ``CANCEL`` envelope cancels the message with
-the same due time and digest; its properties and body are empty.
+so a service that consumes the envelope late does not delay the message further. A ``CANCEL`` envelope has empty properties and
+an empty body, and cancels the message with the same due time and digest.
 """
 
 from __future__ import annotations

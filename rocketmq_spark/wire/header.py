@@ -40,7 +40,7 @@ class FrameSplitter:
 
     @property
     def buffered_bytes(self) -> int:
-        """Number of bytes received of an incomplete frame."""
+        """The number of bytes of the incomplete frame that have arrived."""
         return len(self._buffer)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:

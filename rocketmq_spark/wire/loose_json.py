@@ -62,7 +62,7 @@ def read_json(body: Bytes, is_table: bool = False) -> Any:
 
 def _check_values(text: str, max_values: int) -> None:
     """Raise ``ValueError`` for more than ``max_values`` values. Each value except the first follows a bracket or a comma, so
-    these are counted. Brackets and commas in texts count, too, but no server sends so many.
+    this function counts brackets and commas. Those inside of texts count, too, but no server sends so many brackets and commas.
     """
     if len(text) > max_values and sum(map(text.count, ",{[")) > max_values:
         raise ValueError(f"it has more than {max_values} values")

@@ -47,8 +47,8 @@ def group_problem(group: str, scope: Scope | None = None) -> str | None:
 
 
 def read_problem(topic: str, scope: Scope | None = None) -> str | None:
-    """Why no broker can have a topic of this name, or None. All retry and dead-letter topics are accepted, because those of pops
-    contain ``+``.
+    """Why no broker can have a topic of this name, or None. All retry and dead-letter topics are accepted, because the names of
+    pop retry topics may contain ``+``, which is not allowed in other names.
     """
     return None if topic.startswith(_PREFIXES) else topic_problem(topic, scope)
 
@@ -119,7 +119,7 @@ def dlq_topic(group: str) -> str:
 def normal_topic(topic: str, group: str) -> str:
     """The original topic of a pop retry topic; other topics are unchanged. A group has one pop retry topic for each topic.
 
-    Both are names on the wire. Mirrors ``KeyBuilder.parseNormalTopic``.
+    ``topic`` and ``group`` are names on the wire. Mirrors ``KeyBuilder.parseNormalTopic``.
     """
     for separator in "+_":
         if topic.startswith(RETRY_PREFIX + group + separator):
@@ -155,7 +155,9 @@ def strip_any_namespace(name: str) -> str:
 
 
 def namespace_of(name: str) -> str:
-    """The namespace of a name, or an empty text. If a name without a namespace contains ``%``, the part before it is returned."""
+    """The namespace of a name, or an empty text. If a name without a namespace contains ``%``, returns the part before the
+    ``%``.
+    """
     if _is_system(name):
         return ""
     namespace, separator, _ = _split(name)[1].partition(NAMESPACE_SEPARATOR)

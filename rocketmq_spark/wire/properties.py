@@ -1,7 +1,7 @@
 """Property strings of messages (``name 0x01 value 0x02``, repeated, without escaping), and tag expressions (``*`` or ``a || b``).
 
 Decoding is as lenient as Java's (``MessageDecoder.string2messageProperties``): malformed parts are dropped. Encoding rejects
-names and values that decoding would split. The names with a meaning are in ``codes.Property``.
+names and values that decoding would split. The names that have a meaning for RocketMQ are in ``codes.Property``.
 
 A broker compares only 32-bit hashes of tags, so clients compare the texts of the tags again. Tag expressions mirror
 ``FilterAPI`` of the Java client. SQL92 filters are not parsed here.
@@ -46,7 +46,9 @@ class Subscription:
     codes: tuple[int, ...] = ()
 
     def accepts(self, tag: str | None) -> bool:
-        """Whether the subscription includes a message with this tag; brokers also return other tags with an equal hash."""
+        """Whether the subscription includes a message with this tag. Brokers also return messages with other tags whose hash is
+        equal.
+        """
         return not self.tags or tag in self.tags
 
 
@@ -142,8 +144,8 @@ class StoredProperties(Mapping[str, str]):
 
 
 def inner_base_and_count(stored: bytes) -> tuple[int | None, int | None]:
-    """The first offset and the number of offsets that a broker wrote into the properties of an inner batch; None for each one
-    that is missing.
+    """The first offset and the number of offsets that a broker wrote into the properties of an inner batch. A missing value is
+    None.
     """
     return _number_property(stored, Property.INNER_BASE), _number_property(stored, Property.INNER_NUM)
 

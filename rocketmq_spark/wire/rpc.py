@@ -48,7 +48,7 @@ class Field:
         return value
 
     def value(self, text: str) -> Any:
-        """The value of a text on the wire. Raises ``ValueError``. As in Java, every bool but "true" is false."""
+        """The value of a text on the wire. Raises ``ValueError``. As in Java, a bool is true only if its text is "true"."""
         if self.kind == "int":
             number = int(text)
             if not -_LONG <= number < _LONG:

@@ -1,9 +1,9 @@
 """The messages of a usual answer. Most fields of these messages are decoded at the first access.
 
 Nearly all answers are usual: each message is complete, in Java's first layout, with IPv4 addresses, neither compressed nor a
-batch, and at a later offset than the previous message. A listener reads the body and perhaps a few properties, so only the offset
-and the body are decoded at once, which takes a quarter of the time of ``messages.decode_one``. ``messages.decode_one`` also
-decodes all other answers.
+batch, and at a later offset than the previous message. A listener reads the body and perhaps a few properties, so only the
+offset and the body are decoded immediately, which takes a quarter of the time of ``messages.decode_one``. Answers that are not
+usual are decoded by ``messages.decode_one``.
 
 A message has copies of its bytes, not views, because a view would keep the whole answer in memory, up to 16 MiB.
 """
@@ -79,7 +79,7 @@ def usual_messages(data: bytes, start: int, end: int, queue: MessageQueue) -> li
             or not body_end < message_end <= data_length
         ):
             return None
-        length_at = body_end + 1 + data[body_end]  # of the properties, behind the topic
+        length_at = body_end + 1 + data[body_end]  # the position of the length of the properties
         if length_at + 2 > message_end or length_at + 2 + (data[length_at] << 8 | data[length_at + 1]) != message_end:
             return None
         message = new(cls)

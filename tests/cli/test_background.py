@@ -188,7 +188,7 @@ def test_a_start_without_a_broker_of_the_folder_is_refused(no_broker, tmp_path, 
     data = stored(tmp_path / "d", "broker-a", "broker-b", "broker-c")
     done = broker("start", "--data", str(data), "--brokers", "1")
     assert (done.exit_code, wishes) == (1, [])
-    assert f"{data} has the data of 3 brokers: without broker-b, broker-c their queues would be missing" in done.stderr
+    assert f"{data} has the data of 3 brokers: the queues of broker-b, broker-c would be missing" in done.stderr
 
 
 @pytest.mark.parametrize(

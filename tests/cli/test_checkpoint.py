@@ -66,7 +66,7 @@ def test_what_each_batch_read_and_what_is_next(run: Run, query: Path) -> None:
     ]
     text = run("checkpoint", "show", str(query), "--last", "2")
     assert [line.split()[0] for line in text.stdout.splitlines()] == ["BATCH", "1", "2"]
-    assert text.stderr == "Next: batch 2 again as it was begun, 6 offsets\n"
+    assert text.stderr == "Next: batch 2 again with the same ranges, 6 offsets\n"
     one = run("checkpoint", "show", str(query), "--batch", "1")
     assert [line.split() for line in one.stdout.splitlines()[1:]] == [["orders", "broker-a", "0", "5", "10", "5"]]
     tail = """rocketmq-spark tail orders --from '{"orders": {"broker-a": {"0": 5}}}' --to '{"orders": {"broker-a": {"0": 10}}}'"""
@@ -74,7 +74,8 @@ def test_what_each_batch_read_and_what_is_next(run: Run, query: Path) -> None:
     (query / "offsets" / "2").unlink()
     assert "Next: batch 2, from where batch 1 ended in orders" in run("checkpoint", "show", str(query)).stderr
     (query / "offsets" / "0").unlink()
-    assert "Batch 1: its start is not kept any more for 2 queues" in run("checkpoint", "show", str(query)).stderr
+    notes = run("checkpoint", "show", str(query)).stderr
+    assert "Batch 1: the checkpoint no longer has the start offsets of 2 queues" in notes
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_rewound_with_a_backup(run: Run, query: Path) -> None:
     before = {path.name for path in (query / "offsets").iterdir()}
     dry = run("checkpoint", "rewind", str(query), "--to-time", "2027-01-15T08:00:30Z")
     assert dry.stdout.splitlines() == [
-        "What batches 1 to 2 read is read again, 11 offsets, in new batches from number 1 on:",
+        "The query reads the 11 offsets of batches 1 to 2 again, in new batches from number 1 on:",
         "  orders/broker-a/0  from 5, before 12  (7)",
         "  orders/broker-a/1  from 5, before 9  (4)",
         "Nothing was changed: use --yes to apply",

@@ -89,7 +89,7 @@ def test_what_a_query_reads_is_no_option_of_a_command(no_broker):
             *("--name-server", "h:1", "-o", "subscribe=t", "-o", "startingOffsets=latest", "-o", "readFrom=slave"),
             *("-o", "kafkaColumns=true", "-o", "topicNames=dotsToUnderscores"),
         )
-    assert "; give a command RocketMQ's name of the topic, with _ for dots" in str(told.value)
+    assert "; a command needs RocketMQ's name of the topic, with _ for dots" in str(told.value)
     for name in ("subscribe", "startingOffsets", "readFrom", "kafkaColumns", "topicNames"):
         assert f"option {name!r} is not accepted by commands, which have their own arguments (--help)" in str(
             told.value

@@ -137,10 +137,10 @@ def test_known_group_is_warned_of_changed_queues_before_copying(
     monkeypatch.setattr(copying, "_copy_all", lambda *given: print("the first message"))
     words = ["copy", "src", "dst", "--group", "g", "--name-server", "127.0.0.1:1"]
     said = CliRunner().invoke(app, words).output
-    assert "If one of them copied for group g while the topics had the queues that they have now, later" in " ".join(
+    assert "If such a release copied for group g, and the topics still have the same queues, new copies" in " ".join(
         said.split()
     )
-    assert "src/broker-c/0 to dst/broker-a/2, before dst/broker-a/1" in " ".join(said.split())
+    assert "src/broker-c/0 to dst/broker-a/2, earlier to dst/broker-a/1" in " ".join(said.split())
     assert said.index("broker-c/0") < said.index("the first message")
     assert "broker-c/1" not in said
     assert "broker-c/2" not in said

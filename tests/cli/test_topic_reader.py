@@ -196,7 +196,7 @@ def test_what_a_closed_broker_has_is_said_to_be_left_out(caplog):
         reader = TopicReader(options.parse({"name_server": first.address}).for_role("batch source"), "t", print)
         reader.seek(earliest)
         assert [record.getMessage() for record in caplog.records if record.name == topic_reader.__name__] == [
-            "topic t: messages on broker-b are omitted, because it has no read permission there"
+            "topic t has no read permission on broker-b: the messages on these brokers are omitted"
         ]
         first.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": first.address}, perm=2))
         with pytest.raises(NotReadable, match=r"t has no read permission on broker-a.*topic update t --permission RW"):

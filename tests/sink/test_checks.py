@@ -315,7 +315,7 @@ def test_two_names_of_a_topic_are_logged_once_in_little_memory(monkeypatch, capl
     for names in (["e.e", "d_d"], ["d.d"], ["d_d"]):  # of two queries, perhaps, so none is an error
         checks.check_topic_names(options, names)
     (line,) = caplog.messages
-    assert "rows of topic 'd_d' in topic d_d, and an earlier write of this process rows of 'd.d'" in line
+    assert "rows of topic 'd_d' in topic d_d, and an earlier write of this process stored rows of topic 'd.d'" in line
 
 
 @pytest.mark.parametrize("column", ["delayms", "deliverat"])

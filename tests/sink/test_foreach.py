@@ -86,7 +86,7 @@ def test_two_tasks_that_name_one_topic_in_two_ways_are_an_error(
     ):
         write(frame, 1)
     write(frame.where("topic like '%\\_x'"), 2)
-    assert f"an earlier write of this process rows of '{topic}.x': two topics are one there" in caplog.text
+    assert f"an earlier write of this process stored rows of topic '{topic}.x' in the same topic" in caplog.text
 
 
 def test_nothing_to_write_is_no_error(spark: SparkSession, rocketmq: LocalBroker, topic: str) -> None:

@@ -18,8 +18,8 @@ from rocketmq_spark.options.names import camel_case
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Counts of orders and totals at each step of the demo. Amounts are in cents. ``totals_repeated`` totals are stored more than
-    once; with ``exactly_once``, it must be 0. All other fields count each total once.
+    """Counts of orders and totals at each step of the demo. Amounts are in cents. ``totals_repeated`` is the number of totals
+    that are stored more than once. With ``exactly_once``, this number must be 0. All other fields count each total once.
     """
 
     orders_written: int

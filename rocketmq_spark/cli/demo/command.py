@@ -1,4 +1,4 @@
-"""``rocketmq-spark demo``: orders through a broker and Spark and back, with Spark's driver killed in between, and all counted."""
+"""``rocketmq-spark demo``: sends orders through a broker and Spark and back, kills Spark's driver meanwhile, and counts all."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def demo(
         raise click.UsageError(
             "--proxy-endpoint requires --transport grpc and --name-server, and these two together require --proxy-endpoint"
         )
-    # This line must precede the import of PySpark, at which rocketmq_spark checks the Python that the variable names.
+    # This line must precede the import of PySpark. At this import, rocketmq_spark checks the Python in PYSPARK_PYTHON.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     import pyspark  # noqa: F401 - fails here, not in the driver's process, if PySpark is missing
 

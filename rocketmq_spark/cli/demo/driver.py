@@ -1,8 +1,8 @@
 """The processes of Spark's driver, as the demo sees them: their reports, and their end by SIGKILL.
 
-Python, the JVM and Spark's Python workers form a session. These processes end with the demo. If the demo is killed while the
-processes are stopped, a watcher kills them (``process_session``). Driver and watcher hold the lock of the run's folder, so the
-folder is in use until they have ended.
+Python, the JVM and Spark's Python workers form one session of processes. These processes end with the demo. If the demo is
+killed while the processes are stopped, a watcher kills them (``process_session``). Driver and watcher hold the lock of the
+run's folder, so the folder is in use until they have ended.
 """
 
 from __future__ import annotations

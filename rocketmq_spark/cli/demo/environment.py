@@ -117,8 +117,8 @@ def demo_environment(
     """Without ``name_server``, start a broker with new data, and a Proxy if ``with_own_proxy``. With ``name_server``, use
     the cluster of this name server, and its Proxy ``proxy``.
 
-    Servers that were started stop at the end of the block. If an error occurs in the block because a server has ended or the disk
-    is full, a ``LocalBrokerError`` about this cause replaces the error.
+    At the end of the block, this function stops the servers that it has started. If an error occurs in the block because a
+    server has ended or the disk is full, a ``LocalBrokerError`` about this cause replaces the error.
     """
     demo_folder = distribution.cache_folder() / "demo"
     with contextlib.ExitStack() as stack:
@@ -225,6 +225,6 @@ def interruptible() -> Iterator[None]:
 
 
 def _write_to_stderr(text: str) -> None:
-    """Write a line to standard error. A signal handler cannot print: it may have interrupted a print."""
+    """Write a line to standard error. A signal handler cannot print, because it may have interrupted another print."""
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode())

@@ -1,7 +1,7 @@
 """The demo's streaming query and Spark's driver, which runs the query. The demo kills the driver and starts it again.
 
 The query reads orders as JSON and writes totals per window and region as JSON. The query is plain Spark except for the two
-``format("rocketmq")``. ``examples/orders_pipeline.py`` has the same functions as a job; a test compares them.
+``format("rocketmq")``. ``examples/orders_pipeline.py`` is a job with the same functions. A test compares the functions.
 
 The command of the driver is ``python -m rocketmq_spark.cli.demo.job FD``. The driver reads two lines from standard input: the
 ``DemoEnvironment`` as JSON, and ``finish`` when all orders are written. The driver ends when its input ends. It writes lines of

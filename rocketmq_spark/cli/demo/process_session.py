@@ -3,10 +3,10 @@
 The process group is not enough, because Spark's Python daemon puts its workers into a separate group. Nothing that Spark starts
 leaves the session.
 
-As a script, this file is the watcher of a program that starts sessions. The program writes the session that it runs, or 0, to the
-watcher's standard input, a line each time. When the program ends, however it ends, the input ends, and the watcher kills the last
-session named. A process that is stopped cannot notice the end of its parent by itself. The script imports nothing of the package,
-so that it is ready at once.
+As a script, this file is the watcher of a program that starts sessions. The program writes the id of the session that it runs,
+or 0, to the watcher's standard input, a line each time. When the program ends, however it ends, the input ends, and the watcher
+kills the session of the last line. A watcher is necessary, because a stopped process cannot notice the end of its parent. The
+script imports nothing of the package, so that it is ready at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STOPPED_STATES, _ENDED_STATES = frozenset("Tt"), frozenset("ZX")
 
 
 def members(session: int) -> dict[int, frozenset[str]]:
-    """Return the living processes of a session, each with the states of its threads: letters as those of ``ps``."""
+    """Return the living processes of a session, each with the states of its threads, as letters of ``ps``."""
     states_by_pid = {pid: _states(pid) for pid in _pids() if _session(pid) == session}
     return {pid: states for pid, states in states_by_pid.items() if states - _ENDED_STATES}
 

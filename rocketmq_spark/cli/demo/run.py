@@ -78,7 +78,7 @@ class DemoRun:
         return DemoResult(self._accounts(exactly_once), state, self._kill)
 
     def _wait(self, phase: str, has_reached: Callable[[], bool]) -> None:
-        """Refresh and show the state until ``has_reached``. Kills the driver once, when its part of the time is over."""
+        """Refresh and show the state until ``has_reached``. Kills the driver once, after ``_KILL_FRACTION`` of the time."""
         state = self._watch.state
         state.phase = phase
         while True:

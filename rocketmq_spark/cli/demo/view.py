@@ -119,8 +119,8 @@ def _picture(title: str, state: DemoState) -> Group:
 
 
 def _batches(times_ms: list[int]) -> str:
-    """Return the newest batches as bars, and the last batch in numbers. Every batch that took more than four times the median
-    gets a bar of the same height, because the first batch of a driver, which starts Python, takes much longer.
+    """Return the newest batches as bars, and the last batch in numbers. The first batch of a driver starts Python, and takes
+    much longer. So that the other bars stay visible, the highest bar stands for four times the median or more.
     """
     if not times_ms:
         return "batches: none yet"

@@ -111,7 +111,7 @@ class DemoWatch:
         newest_begun, newest_finished = (
             max(offset_log.logged_times_ms(self._checkpoint, log), default=-1) for log in ("offsets", "commits")
         )
-        # A batch may begin and finish between the two listings.
+        # A batch may begin and finish between the two listings. Such a batch does not count as finished yet.
         return Batches(newest_begun, min(newest_begun, newest_finished))
 
     def stored_totals(self) -> int | None:

@@ -84,7 +84,7 @@ def examine(target: Target, subject: Subject) -> Iterator[Finding]:
 
 def check_cluster(target: Target, subject: Subject) -> Iterator[Finding]:
     """Check name servers, brokers, and the topics and readers of ``subject``."""
-    target = replace(target, allows_query_options=True)  # for example, 'sql' needs a setting of the brokers
+    target = replace(target, allows_query_options=True)  # the checks use some options of queries, such as 'sql'
     try:
         options, client = target.options(), target.client()
     except RocketMQError as e:

@@ -118,7 +118,7 @@ def advertised_address_findings(address: str, errors: Mapping[str, RocketMQError
 
 
 def unchecked_addresses_finding(error: RocketMQError) -> Finding:
-    """Advise to name a topic, because a Proxy reports the addresses that it advertises only in routes.
+    """Advise to name a topic, because only the route of a topic contains the addresses that a Proxy advertises.
 
     Without a named topic, ``doctor`` requests the route of TBW102, which only brokers with autoCreateTopicEnable=true have.
     """
@@ -128,9 +128,7 @@ def unchecked_addresses_finding(error: RocketMQError) -> Finding:
 
 
 def not_a_broker_finding(name: str, error: RocketMQError) -> Finding:
-    """Report that a server that is not a broker answers at an address to which option 'addressMap' maps the address of a
-    broker.
-    """
+    """Report a server that is not a broker. Option 'addressMap' maps the address of broker ``name`` to this server."""
     return failed_finding(f"broker {name}", error, "Check option 'addressMap'")
 
 
@@ -351,7 +349,7 @@ def subscriptions_finding(group: str, members: Mapping[str, Mapping[str, Filter]
             check,
             f"{len(members)} members, of which {', '.join(silent_members[:3])} did not say what they subscribe to: they hang, "
             "cannot be reached, or their clients do not answer such questions",
-            f"Restart those that hang, for their queues are not read; rocketmq-spark group describe {group} has the addresses",
+            f"Restart members that hang: nobody reads their queues. rocketmq-spark group describe {group} has the addresses",
         )
     count = "1 member, which subscribes" if len(members) == 1 else f"{len(members)} members, all of which subscribe"
     return ok_finding(check, f"{count} to {_subscription_text(next(iter(subscriptions_by_member.values())))}")
@@ -430,12 +428,13 @@ def unfinished_batch_finding(reader: str, state: Mapping[str, Any]) -> Finding:
         return advice_finding(
             reader,
             unfinished_batch_text(state),
-            "Look at the log of its driver. If it has ended, start it: it repeats the batch",
+            "Look at the log of the query's driver. If the driver has ended, start it: it repeats the batch",
         )
     return broken_finding(
         reader,
         unfinished_batch_text(state),
-        f"Start {brokers}: nothing is lost, and the batch goes on. To go on without: rocketmq-spark checkpoint rewind",
+        f"Start {brokers}: nothing is lost, and the batch goes on. To go on without {brokers}: rocketmq-spark checkpoint "
+        "rewind",
     )
 
 

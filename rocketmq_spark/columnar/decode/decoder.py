@@ -298,9 +298,9 @@ def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
 
 
 def _drop_before_start(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
-    """Drops messages of inner batches if their offsets are before the start of the answer: brokers return whole batches. Other
-    messages are kept: their offsets can only be before the start if a damaged message has shifted the broker's index of the
-    queue.
+    """Drops messages of inner batches if their offsets are before the start of the answer. Brokers return whole batches, so the
+    first messages of a batch may be before the start. Messages outside of batches are kept, because their offsets can only be
+    before the start if a damaged message has shifted the broker's index of the queue (the consume queue).
     """
     starts = stored_messages.answer_field(stored.answers, "start")
     may_start_early = ((stored.sys_flags & _INNER) != 0) & (
@@ -317,9 +317,10 @@ def _drop_before_start(stored: StoredMessages, messages: StoredMessages) -> Stor
 def _drop_after_end(messages: StoredMessages, correct_ends: CorrectEnds | None) -> StoredMessages:
     """Drops messages that are after the requested end of an answer, because these messages belong to another pull.
 
-    A damaged message may have shifted the broker's index of the queue. The offset inside a message may then be after the end,
-    although the message's offset in the queue is before the end. So messages are kept unless the broker's next offset is after
-    the end, too; if it is, ``correct_ends`` decides.
+    A damaged message may have shifted the broker's index of the queue (the consume queue). Then the offset that is stored in a
+    later message may be after the end, although the position of this message in the index is before the end. So messages are
+    dropped only if the broker's next offset is after the end, too. In this case, ``correct_ends`` first corrects the end,
+    unless ``correct_ends`` is None.
     """
     limits = stored_messages.answer_field(messages.answers, "limit")
     exceeds_limit = stored_messages.answer_field(messages.answers, "next_offset") > limits

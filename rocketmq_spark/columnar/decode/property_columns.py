@@ -1,8 +1,9 @@
 """Property texts as typed columns.
 
 ``cast`` converts texts to a column's type. A text that is not of the type becomes null, never zero. One pattern per type
-(docs/options.md has the table) defines which texts are valid, whatever other texts the column has: Arrow's own cast accepts
-more, so it only gets texts on which both agree.
+(docs/options.md has the table) defines which texts are valid, so the result for a text does not depend on the other texts of
+the column. Arrow's own cast accepts more texts than the patterns. So Arrow casts only texts on which its cast and the pattern
+agree.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _parse_date(text: str) -> date | None:
 
 
 def _parse_time(text: str) -> int | None:
-    """The microseconds of a text: ISO-8601 (UTC without a zone), or epoch milliseconds."""
+    """The microseconds of a text in ISO-8601 (UTC if the text has no zone) or in epoch milliseconds."""
     if _INTEGER.fullmatch(text):
         ms = int(text)
         return ms * 1000 if EARLIEST_MS <= ms <= LATEST_MS else None

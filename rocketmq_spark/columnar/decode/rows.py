@@ -4,8 +4,8 @@
 message ids) and properties.
 
 ``ReferenceDecoder`` makes the same record batches from objects, and decides which messages belong to an answer. It is used for
-messages that are objects already, for unusual inner batches, and for answers with bad messages. Tests compare the fast path with
-it. The fast path (``decoder``) makes the same decisions for all answers of a buffer at once.
+messages that are objects already, for unusual inner batches, and for answers with bad messages. The fast path (``decoder``)
+makes the same decisions for all answers of a buffer at once. Tests compare the fast path with ``ReferenceDecoder``.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def check_each_answer(fetched: FetchedAnswers) -> list[AnswerCheck]:
             checks.append(AnswerCheck(False, ends_after_limit, []))
             continue
         holes = [hole._replace(answer_index=i) for hole in stored_messages.holes(messages)]
-        # The offset in an inner batch's head is only that of its first message.
+        # The head of an inner batch has only the offset of its first message, so later messages may be beyond the limit.
         reaches_limit = (
             messages.combined_flags & SysFlag.INNER_BATCH or (messages.fixed_field("queueOffset") >= answer.limit).any()
         )
@@ -233,8 +233,8 @@ def messages_in_range(
 ) -> Iterator[ReceivedMessage]:
     """The messages of an answer that belong to its request, as objects.
 
-    If a message cannot be decoded and its offset is unknown, it gets the offset after the message before it. With ``is_dense``,
-    every offset has a message, so the message gets a row for each offset up to the next message.
+    If a message cannot be decoded and its offset is unknown, it gets the offset that follows the previous message. With
+    ``is_dense``, every offset has a message, so this message gets a row for each offset before the next message.
     """
     end = min(answer.limit, answer.next_offset)
     next_offset, lost_message = answer.start, None
@@ -246,7 +246,8 @@ def messages_in_range(
             yield from _placeholder_rows(lost_message, next_offset, min(message.queue_offset, end), is_dense)
             lost_message = None
         # A pull that starts inside an inner batch returns the whole batch. An offset before the start is right only in an inner
-        # batch. An offset after the end is right only if the broker's next offset is also after the end.
+        # batch. An offset after the end is right only if the broker's next offset is also after the end. In other cases, the
+        # offset is damaged, and the message is kept.
         is_before_start = message.queue_offset < answer.start and message.sys_flag & SysFlag.INNER_BATCH
         if not is_before_start and (answer.next_offset <= answer.limit or message.queue_offset < answer.limit):
             yield message

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 # The years 1 to 9999, which Spark and Python can show. Senders choose the born timestamp, so it may have any value. A time
-# outside these years is null. If it were the end of the year 9999, watermarks would move there, and Spark would drop all later
-# rows.
+# outside these years is null. If such a time became the end of the year 9999, watermarks would move to the year 9999, and Spark
+# would drop all later rows.
 EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_999
 KEYS_TYPE = pa.list_(pa.string())
 PROPERTIES_TYPE = pa.map_(pa.string(), pa.string())
@@ -76,7 +76,7 @@ class Column:
     is_of_queue: bool = field(default=False, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles only the column's name, because tasks have the same table."""
+        """Pickles the column without its functions, because tasks have the same table of columns."""
         return _column_by_name, (self.name, self.ddl, self.property)
 
 

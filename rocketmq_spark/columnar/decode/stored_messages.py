@@ -1,6 +1,6 @@
 """Locates messages and their parts in a receive buffer, with numpy over the stored layout and no Python step per message.
 
-The layout is the protocol's stored message (``wire/messages.py`` decodes the same to objects). If bytes do not have this
+The layout is the protocol's stored message (``wire/messages.py`` decodes this layout to objects). If bytes do not have this
 layout, ``Malformed`` is raised with their position in the buffer. The caller knows queue and offset, and converts this error to
 a ``DecodeError``. Inner batches are located as one message each (``inner`` unwraps them).
 """
@@ -259,7 +259,9 @@ def _shifted_fields(
 
 
 def _records(buffer: Bytes, starts: Ints) -> npt.NDArray[Any]:
-    """A copy of the fixed fields at every start, as plain bytes, because numpy would swap each field of each record."""
+    """A copy of the fixed fields at every start. They are copied as plain bytes, because numpy would otherwise swap the bytes
+    of each field of each record.
+    """
     if not len(starts):  # the buffer may be too short for a single record
         return np.empty(0, _FIXED_FIELDS)
     record_at_position = np.ndarray(

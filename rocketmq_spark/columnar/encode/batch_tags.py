@@ -1,7 +1,8 @@
 """The tag and keys of a batch of a batch topic. Pure.
 
-A broker stores such a batch as one message: it compares the batch's tag with filters and indexes the batch's keys. So a
-batch has a tag or keys only if all of its messages share them.
+A broker stores such a batch as one message: it compares the batch's tag with filters and indexes the batch's keys. So a batch
+has a tag only if all of its messages have this tag. The keys of a batch are the different keys of all its messages. If the
+keys are too many or too long, the batch has no keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Encoded bytes of rows, joined from columns and constants. Pure.
 
 ``Pieces`` and ``joined`` join pieces row by row. A join costs a few nanoseconds per piece and row, whatever the size of the
-pieces. So numpy makes the pieces of equal width, and adjacent constants are merged.
+pieces. To have fewer pieces, numpy joins adjacent parts of equal width into one piece, and adjacent constants are merged.
 """
 
 from __future__ import annotations

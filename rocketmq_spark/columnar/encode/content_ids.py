@@ -176,7 +176,8 @@ class StoredRows:
         row_hashes = np.ascontiguousarray(hashes).reshape(-1, ROW_BYTES).view(f"S{ROW_BYTES}").reshape(-1)
         self._hashes, counts = np.unique(row_hashes, return_counts=True)
         self._unmatched = counts.astype(np.int64)
-        # True after there were more equal rows than stored messages with their hash, so that some of these rows were missing.
+        # True if there were more rows with the hash of a stored message than stored messages with this hash, so that some of
+        # these rows are missing.
         self.has_surplus_rows = False
 
     @property

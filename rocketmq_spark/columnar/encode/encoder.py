@@ -221,9 +221,10 @@ class CheckedRows:
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Encodes Arrow batches. ``columns`` has the DataFrame's name of each column of the sink's table.
+    """Encodes Arrow batches. ``columns`` has, for each column of the sink, the name of this column in the DataFrame.
 
-    Items of more than ``single_above_bytes`` bytes are sent alone. The broker adds properties to a message that is sent alone.
+    Items of more than ``single_above_bytes`` bytes are sent alone. The broker adds properties to a message that is sent alone,
+    so the limit for the properties of such a message is lower.
     """
 
     columns: Mapping[str, str]

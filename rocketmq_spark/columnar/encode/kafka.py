@@ -186,8 +186,8 @@ def _texts_as_keys(texts: pa.Array) -> pa.Array:
 def _headers_like_mark(
     names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64], bodies: pa.Array
 ) -> npt.NDArray[np.intp]:
-    """The indexes of headers that look like the mark of an empty body, in rows whose body equals ``STAND_IN_BODY``. Readers
-    would return a message with such a header without a value.
+    """The indexes of headers that look like the mark of an empty body, in rows whose body equals ``STAND_IN_BODY``. For a
+    message with such a header, readers would return a null or empty value.
     """
     rows = np.flatnonzero(arrow.to_mask(pc.fill_null(pc.equal(bodies, pa.scalar(STAND_IN_BODY, pa.binary())), False)))
     if not len(rows):

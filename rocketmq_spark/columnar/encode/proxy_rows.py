@@ -90,8 +90,8 @@ class _ProxyCheck:
 
 
 class _CheckedPieces(TextPieces):
-    """The properties of an Arrow batch with delayed rows. They are checked here, because the items are decoded as text when they
-    become messages.
+    """The properties of an Arrow batch with delayed rows. They are checked here, because a later check would be too late: when
+    items become messages, they are decoded as text, and bytes that are not UTF-8 are replaced.
     """
 
     def __init__(self, rows: int, bad_rows: BadRows) -> None:
@@ -321,7 +321,7 @@ def _key_fields(keys: pa.Array) -> pa.Array:
 
 
 def _varints(numbers: Ints) -> pa.Array:
-    """Numbers in protobuf's encoding. All numbers get the width of the largest one, because protobuf accepts padding bytes."""
+    """Numbers in protobuf's encoding. All numbers get the width of the largest number. Protobuf accepts the padding bytes."""
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
     varints = (numbers[:, None] >> np.arange(0, 7 * width, 7) & 0x7F).astype(np.uint8)
     varints[:, :-1] |= 0x80

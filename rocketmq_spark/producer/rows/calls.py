@@ -1,8 +1,8 @@
 """One call of ``send_arrow`` or ``send_many``: sends the rows in portions, and collects the outcome of each row.
 
-The calling thread encodes the rows, submits requests while they are within the limits, and waits for their outcomes. The limits
-of a call are those of a task of the sink: adaptive per broker, and ``totalBatchMaxBytes``. The producer's own limits apply,
-too.
+The calling thread encodes the rows, submits requests while they are within the limits, and waits for their outcomes. A call has
+the limits of a task of the sink: a limit for each broker, which adapts, and ``totalBatchMaxBytes``. The producer's own limits
+apply, too.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _portions_of_messages(
     """
     first_row = 0
     parts: list[pa.RecordBatch] = []
-    is_last = False  # whether the caller failed the last portion, because the producer closes
+    is_last = False  # whether the producer was closing when the last portion was yielded
     while chunk := [] if is_last or (parts and is_closing()) else _next_messages(messages):
         bad_rows = bad_rows_type(first_row)
         batch = message_batch(chunk, bad_rows, *target)
@@ -254,7 +254,7 @@ def _selector_problems(options: Options, target: RowTarget, by_role: Mapping[str
         return []
     allowed = transport.SELECTORS if proxy_chooses else tuple(_SELECTORS.values())
     if selector not in allowed and (proxy_chooses or ":" not in str(selector)):
-        reason = f", for {proxy_chooses}" if proxy_chooses else ", or a function"
+        reason = f", because {proxy_chooses}" if proxy_chooses else ", or a function"
         return [f"selector is {selector!r}; expected one of {', '.join(allowed)}{reason}"]
     if selector == "environment" and options.environment is None:
         return ["selector 'environment' needs option 'environment'"]

@@ -98,7 +98,9 @@ def with_rocketmq_topics(batch: pa.RecordBatch, column: str, names: TopicNames, 
 
 
 class RowSelector(Protocol):
-    """Chooses a queue for every row. ``needs_good_rows``: bad rows must be removed first, because user code sees the rows."""
+    """Chooses a queue for every row. If ``needs_good_rows`` is true, the rows must be checked first, because user code sees
+    them.
+    """
 
     needs_good_rows: bool
 
@@ -206,7 +208,7 @@ def _missing_queue_reason(topic: str, queue_id: int, broker: str | None, is_ambi
 
 
 class ByPartition:
-    """The queue with the partition number in the row. The number is an index into the queues that ``partitions_of`` returns for
+    """The queue whose partition number is in the row. The number is an index into the queues that ``partitions_of`` returns for
     the topic. Some of these queues may not accept messages now. A row without a number goes to the queue of its key, or to any
     queue if it has no key.
     """
@@ -237,7 +239,7 @@ class ByPartition:
         numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
         partitions = self._partitions_of(rows.topic)
         index_by_queue = {queue: index for index, queue in enumerate(queues)}
-        missing_number = len(partitions)  # replaces each number in a row that no partition has
+        missing_number = len(partitions)  # replaces a row's number if no partition has this number
         queue_indexes = np.array([*(index_by_queue.get(queue, _NO_QUEUE) for queue in partitions), _NO_QUEUE], np.int64)
         numbers = np.where((numbers < 0) | (numbers >= missing_number), missing_number, numbers)
         named_indexes = queue_indexes[numbers]
@@ -476,7 +478,9 @@ class Router:
         return self._selector is not None and self._selector.needs_good_rows
 
     def topics(self, batch: pa.RecordBatch, bad_rows: BadRows, first_row: int) -> list[TopicRows]:
-        """The rows of each topic. Rows without a topic, or with one that is illegal or not in ``allowedTopics``, are bad."""
+        """The rows of each topic. Rows without a topic, and rows whose topic is illegal or not in ``allowedTopics``, are
+        bad.
+        """
         if not len(batch):
             return []
         if self._topic is not None:

@@ -71,7 +71,8 @@ class StoragePlan:
         self._ids = UniqueIds(os.urandom(8), now_ms)
         self._batch_properties: BatchTagKeys | None = None
         self._silent_until: dict[str, Deadline] = {}
-        # Over remoting without batches no check is needed: a broker rejects a single message with the reason.
+        # Over remoting without batches, no check is needed, because the broker itself rejects a bad single message and names
+        # the reason.
         self._is_checked = options.auto_batch or bool(transport.features(options).queue_choice_problem)
 
     def check(self, batch: pa.RecordBatch, topics: Sequence[TopicRows], bad_rows: BadRows) -> None:
@@ -93,8 +94,8 @@ class StoragePlan:
         return np.zeros(len(rows.row_numbers()), np.bool_) if filled_mask is None else ~filled_mask
 
     def split_by_tag(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
-        """Return the plan of ``batch``. If a topic stores a batch as one message, its ranges are split by tag. Later calls of
-        ``properties`` are about this batch.
+        """Return the plan of ``batch``. If a topic stores a batch as one message, the topic's ranges are split by tag. Later
+        calls of ``properties`` are about this batch.
         """
         self._batch_properties = None
         if not self._options.auto_batch or not any(
@@ -135,8 +136,8 @@ def group_by_tag(
 ) -> RoutingPlan:
     """The plan with a range for each tag. ``batch_by_tag`` is the option ``batchByTag``.
 
-    Rows that choose their queue are grouped by tag only if the option is ``true``: among grouped rows, only rows of the same tag
-    keep their order.
+    Rows that choose their queue are grouped by tag only if the option is ``true``, because grouping changes the order of rows
+    with different tags.
     """
     if (
         batch_by_tag == "false"
@@ -310,7 +311,9 @@ class RowSender:
             self._send_range(row_range, part, numbers)
 
     def _send_range(self, row_range: RowRange, encoded: Encoded, rows: Rows, is_delayed: bool = False) -> None:
-        """Submit the rows of a range. Delayed rows are single messages without order: brokers ignore delays in a batch."""
+        """Submit the rows of a range. Each delayed row is sent as a single message, because brokers ignore delays in a batch.
+        Delayed rows have no order.
+        """
         is_single = is_delayed or row_range.topic.startswith(codes.RETRY_PREFIX)
         max_bytes, start = 0 if is_single else self._batch_bytes, 0
         for chunk in encoded.chunks(max_bytes, self._max_batch_rows, self._growth):

@@ -1,7 +1,7 @@
 """The outcomes of the rows of one ``send_arrow``, or of the messages of one ``send_many``. Needs pyarrow and numpy.
 
-There are few batches and many rows. So the outcome of each batch is kept with its row numbers, and the message ids as bytes.
-Columns, and results of single rows, are created when they are read.
+There are few batches and many rows. So the outcome of each batch is kept with its row numbers, and the message ids are kept as
+bytes. Columns, and results of single rows, are created when they are read.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _SharedOutcome:
         )
 
     def result_of(self, index: int, msg_id: str) -> Outcome:
-        """The result of the row with this ``index`` among the rows."""
+        """The result of the row ``rows[index]``."""
         result = self.result
         if result is None:
             return self.outcome
@@ -216,7 +216,9 @@ class OutcomeCollector:
         self._parts.append(_SharedOutcome(rows, outcome))
 
     def result(self) -> SentRows:
-        """The outcomes of all rows. If an error names stored messages, each of its rows gets a separate outcome."""
+        """The outcomes of all rows. If the error of a request names single messages (``stored`` or ``behind``), each row of the
+        request gets a separate outcome.
+        """
         ids = np.concatenate(self._ids) if self._ids else np.empty((0, 32), np.uint8)
         parts: list[_SharedOutcome] = []
         for part in self._parts:

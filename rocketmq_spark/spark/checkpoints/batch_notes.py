@@ -37,8 +37,9 @@ _CHECKSUM_KEY = "sum"
 class BatchNote:
     """The identity of a batch, and the end offsets of the queues before it.
 
-    ``scope`` names the namespace and the environment of the topics. ``settle_s`` is the longest time until a request arrives at a
-    broker, over all runs of the batch. ``version`` says how the ids of the rows are computed.
+    ``scope`` names the namespace and the environment of the topics. ``settle_s`` is the longest time that a sent request may
+    take to arrive at a broker. If the runs of the batch had different times, ``settle_s`` is the largest. ``version`` says how
+    the ids of the rows are computed.
     """
 
     name: BatchName
@@ -64,8 +65,8 @@ class BatchNote:
 
     @classmethod
     def from_bytes(cls, content: bytes, path: str) -> BatchNote:
-        """Parse a note. Raises ``UnprovedError`` if the note is damaged: a note is written atomically, so the damage came later,
-        and tasks may have sent rows. Raises ``OptionError`` for a note of a later version.
+        """Parse a note. Raises ``UnprovedError`` if the note is damaged. A note is written atomically, so the damage came
+        later, and tasks may have sent rows in the meantime. Raises ``OptionError`` for a note of a later version.
         """
         try:
             value = json.loads(content)
@@ -155,7 +156,7 @@ def begin_batch(
 ) -> BegunBatch:
     """Return the existing note of the batch, or write a new note with ``ends``. The note is durable when the function returns.
 
-    A note with another epoch or other offsets belongs to a batch that was rewound, and is replaced.
+    A note with another epoch or other offsets belongs to a batch that was rewound. The new note replaces such a note.
     """
     path = f"{NOTES_FOLDER}/{name.number}/{name.write_name}"
     existing_note = _read_note(folder, path)
@@ -211,8 +212,8 @@ def add_queues(folder: Folder, note: BatchNote, current_ends: QueueEnds, settle_
 
 
 def _backup_path(path: str) -> str:
-    """Return the path of the copy of a note. The copy is written before the note is replaced, because on HDFS pyarrow deletes the
-    old file first.
+    """Return the path of the copy of a note. The copy is written before the note is replaced. On HDFS, pyarrow deletes the old
+    note before it moves the new note into its place, so the copy may be the only note if the driver stops in between.
     """
     parent, _, name = path.rpartition("/")
     return f"{parent}/.{name}"

@@ -118,8 +118,8 @@ class Folder:
             ) from e
 
     def advice_to_owner(self, action: str) -> str:
-        """Return the advice to do ``action``. If another user owns a local folder, the advice is that this owner does it, and not
-        root, whom the owner could lead to other files.
+        """Return the advice to do ``action``. If another user owns a local folder, the advice is to let this owner do it, and
+        not root. If root did it, the owner could make root change other files.
         """
         with suppress(OSError):
             if self._is_local and (owner := folders.owner_uid(os.stat(self._root_path))) != folders.error_reader_uid():
@@ -232,7 +232,7 @@ class Folder:
                     if os.geteuid() == folders.ROOT != owner:
                         stack.enter_context(folders.as_user(owner))
                         if not folders.is_readable_or_missing(Path(self._root_path)):
-                            raise PermissionError(f"its owner, {folders.user_text(owner)}, may not read it there")
+                            raise PermissionError(f"the owner, {folders.user_text(owner)}, may not read this folder")
                     if (link := folders.link_in(Path(self._root_path))) is not None:
                         raise OffsetError(
                             f"{self.name} is not changed: {link} is a link, which could lead to files of other users",
@@ -242,7 +242,7 @@ class Folder:
 
     def _check_replaceable(self, owner: int) -> None:
         path = Path(self._root_path)
-        if os.geteuid() != folders.ROOT:  # this user may be unable to change the mode of a Kubernetes volume
+        if os.geteuid() != folders.ROOT:  # only a warning: a user may be unable to change a Kubernetes volume's mode
             folders.warn_if_replaceable(path, "the checkpoint")
         elif (exposure := next(folders.exposures(path, owner), None)) is not None:
             raise OffsetError(
@@ -283,8 +283,8 @@ class Folder:
                     _copy_file(name, folder_descriptor, target_descriptor)
 
     def _new_sibling(self, target: Path) -> int:
-        """Create the folder ``target`` for the owner of this folder, and return its descriptor. If the owner may not create
-        folders there, root creates it.
+        """Create the folder ``target`` for the owner of this folder, and return the descriptor of ``target``. If the owner may
+        not create folders in the parent folder, root creates ``target``.
         """
         with folders.open_subfolder(target.parent) as parent:
             try:
@@ -331,7 +331,7 @@ class Folder:
 
 
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-# The largest file that is read. An entry of 100,000 queues has about 8 MB.
+# The largest file that is read. An entry of the offset log for 100,000 queues has about 8 MB.
 _FILE_BYTES = 64 << 20
 RESTORE_FILE = "Restore that file as the owner of the checkpoint, or start the query with another checkpointLocation"
 
@@ -407,8 +407,8 @@ def checkpoint_folder(location: str) -> Folder:
 
 
 def local_path(location: str) -> Path | None:
-    """Return the path to which Spark resolves a ``checkpointLocation``; None on another file system. This does not read the file
-    system.
+    """Return the path to which Spark resolves a ``checkpointLocation``; None if the location is not on the local file system.
+    This function only parses the text, and does not access the file system.
 
     As in Hadoop, a scheme needs no ``//`` and its case does not matter, ``%`` and ``~`` are ordinary characters, and ``..``
     removes the name before it, even if that name is a link.

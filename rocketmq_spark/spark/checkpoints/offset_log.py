@@ -1,4 +1,4 @@
-"""Reads from Spark's checkpoint of a query what its rocketmq sources have read.
+"""Reads from the checkpoint of a query what the rocketmq sources of the query have read.
 
 ``offsets/N`` has the positions at which batch N ends. Its lines are a version, settings, and a line for each source of the query.
 In version 1 the line of a source is its offset, and Spark identifies the source by its index in the query. In version 2

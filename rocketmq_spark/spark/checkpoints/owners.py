@@ -29,8 +29,9 @@ _CHECKED_FOLDERS = ("offsets", "commits", NOTES_FOLDER)
 
 
 def check_owner(location: str) -> None:
-    """If other users may change the checkpoint, raise ``OffsetError`` if this user is root. Otherwise log one warning, because
-    this user cannot change the mode of some folders, such as a volume of Kubernetes.
+    """Check that no other user may change the checkpoint. If another user may, raise ``OffsetError`` when this process runs as
+    root. When this process runs as another user than root, only log one warning, because this user cannot change the mode of
+    some folders, such as a volume of Kubernetes.
     """
     if (problem_and_remedy := exposure(location)) is None:
         return
@@ -45,8 +46,8 @@ def exposure(location: str, owner: int = folders.ROOT) -> tuple[str, str] | None
     """Return a clause that names another user who may change a local checkpoint, and the remedy; None if there is no such
     user. The user of this process, root and ``owner`` do not count as other users.
 
-    A missing folder may have been renamed only for a moment. So the function checks whether other users may create a missing
-    folder.
+    A missing folder is checked, too, because another user may have renamed the folder for only a moment. For a missing folder,
+    the function checks whether other users may create it.
     """
     path = local_path(location)
     if path is None:
@@ -83,8 +84,8 @@ def _exposures_in(path: Path, owner: int) -> Iterator[folders.Exposure]:
 
 
 def _is_creatable(folder_exposure: folders.Exposure, path: Path) -> bool:
-    """Whether the path can be created safely, because the exposed folder is sticky: only the user who creates a file in such a
-    folder may replace the file.
+    """Whether this user can create the path safely in the exposed folder. This is so if the folder is sticky: in a sticky
+    folder, only the user who has created a file may replace the file.
     """
     return (
         folder_exposure.uid is None
@@ -98,7 +99,9 @@ def _next_folder_on_path(folder: Path, path: Path) -> Path:
 
 
 def owner_of(location: str) -> int:
-    """Return the uid of the owner of a checkpoint; the uid of root if it is missing, or on another file system."""
+    """Return the uid of the owner of a checkpoint; the uid of root if the checkpoint is missing or is not on the local file
+    system.
+    """
     path = local_path(location)
     with contextlib.suppress(OSError):
         return folders.ROOT if path is None else folders.owner_uid(path.stat())

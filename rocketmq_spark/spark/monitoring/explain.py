@@ -35,8 +35,8 @@ _PYTHON_ERROR = re.compile(
 _KNOWN_PROBLEMS = (
     (
         r"DATA_SOURCE_NOT_FOUND|No module named '(?:rocketmq_spark|pyspark_rocketmq|pyarrow)'",
-        "Spark's workers run a Python that lacks rocketmq-spark or pyarrow. Set PYSPARK_PYTHON to the python of its virtual "
-        "environment before the session is created, or call register(spark). "
+        "Spark's workers run a Python that lacks rocketmq-spark or pyarrow. Set PYSPARK_PYTHON to the python of a virtual "
+        "environment with both packages before the session is created, or call register(spark). "
         "PySpark before 4.0 has no data sources in Python: read with read_rocketmq",
     ),
     (

@@ -59,7 +59,7 @@ class GroupOffsetListener(StreamingQueryListener):
         self._finished_offsets: dict[UUID, list[Offsets]] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Do nothing with ``event``, because no batch of a query that starts is finished."""
+        """Do nothing with ``event``. No batch of this run is finished yet, so there is nothing to commit."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Commit the end of the batch of ``event``. Failures are logged, because Spark ignores exceptions of listeners."""

@@ -305,8 +305,8 @@ class MetricsListener(StreamingQueryListener):
         self._write()
 
     def _start_run(self, event: QueryStartedEvent | StreamingQueryProgress) -> None:
-        """Replace the previous run with the same name, whatever its checkpoint, because only the label ``query`` separates
-        metrics.
+        """Begin the metrics of a run, and remove the metrics of an earlier run with the same query name. The earlier metrics
+        are removed even if that run had another checkpoint, because the label ``query`` would be the same for both runs.
         """
         metrics = self._metrics_of(event)
         for run_id in [

@@ -30,8 +30,8 @@ def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) ->
     ``batchMs`` and ``sinkRows`` describe the last batch. Unknown values are None. PySpark 4.0 and 4.1 do not ask sources for
     their state, so all figures of sources are None there; ``rocketmq-spark lag --checkpoint`` shows the lag.
 
-    All figures are of the end of the last batch, ``ageMs`` ms ago. ``underWay`` is whether the next batch is running now. If
-    ``underWay`` stays True and ``ageMs`` grows, the batch is large or waits for a broker.
+    All figures describe the end of the last batch, which was ``ageMs`` ms ago. ``underWay`` is whether the next batch is
+    running now. If ``underWay`` stays True and ``ageMs`` grows, the batch is large or waits for a broker.
 
     With ``writer``, ``sink`` has the counts of all batches of this writer: ``rows`` is the sum of ``sent`` (acknowledged) and
     ``confirmed`` (not acknowledged, but found in the topic). ``already_stored`` rows, not included in ``rows``, had been stored

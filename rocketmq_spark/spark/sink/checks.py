@@ -74,7 +74,8 @@ _TIMERS_KEY, _TOPICS_KEY, _NUMBERS_KEY = "brokers asked for timers", "topics che
 _NAMES_KEY = "names of topics"
 _ALREADY_WARNED = ""  # replaces a kept name after the warning about this name
 
-# The reasons why an environment that is a number alone cannot be used: in writes of streams, and in writes with column 'topic'.
+# The reasons why an environment that is given by its number alone cannot be used in two kinds of writes: writes of streams, and
+# writes with column 'topic'.
 _REASON_STREAM = (
     "Spark creates the writer of a stream again for each micro-batch, in short-lived processes (foreach_batch_writer keeps "
     "what it counted)"
@@ -141,7 +142,7 @@ def check_sink(options: Options, schema: StructType, is_stream: bool = False) ->
         problems += _kafka_selector_problems(selector, by_role)
     else:
         by_role, problems = check_columns(schema, options.topic, selector, options.message_id)
-    # True if each row may get a property that marks its empty body.
+    # Each row may get a property that marks its empty body, so tasks add a column of properties if the DataFrame has none.
     if options.empty_bodies == "mark" and "properties" not in by_role:
         is_name_free = (
             "properties" not in by_role.values()
@@ -239,8 +240,8 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
             del kept_names[next(iter(kept_names))]
     for name, earlier_name in earlier_names.items():
         logger.warning(
-            "this write stored rows of topic %r in topic %s, and an earlier write of this process rows of %r: two topics are one "
-            "there. If that is not intended, use one name in the column 'topic' of all writes",
+            "this write stored rows of topic %r in topic %s, and an earlier write of this process stored rows of topic %r in "
+            "the same topic. If that is not intended, use one name in the column 'topic' of all writes",
             name,
             topic_names.rocketmq_name(name),
             earlier_name,
@@ -251,9 +252,12 @@ def check_topic(sender: Sender, topic: str, options: Options, must_exist: bool =
     """Checks that rows can be sent to ``topic``: the topic must exist and have a writable queue.
 
     If no name server answers, no broker is registered, or the topic has no master, the check waits as long as a send would wait,
-    and then raises the first error. A topic is unknown if, while brokers were registered, name servers reported ``numRetries``
-    times that the topic has no route. ``must_exist`` means that the topic existed before. Its brokers may not have registered yet
-    at a name server that was restarted, so the check waits in this case, too.
+    and then raises the first error. If name servers report that the topic has no route, the check asks again. After
+    ``numRetries`` such reports, the topic counts as missing. A report counts only if a broker was registered before the
+    report.
+
+    ``must_exist`` means that the topic existed before. Its brokers may not have registered yet at a name server that was
+    restarted, so the check waits in this case, too.
     """
     _wait_for_route(
         sender, topic, options, must_exist, lambda deadline, refresh: sender.publish_queues(topic, deadline, refresh)
@@ -271,7 +275,8 @@ def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[Messa
         (name, sum(1 for _ in broker_queues))
         for name, broker_queues in itertools.groupby(queues, lambda queue: queue.broker_name)
     )
-    key = session.connection_key(options), topic  # exactly-once writes have another sender for each batch
+    # The key does not contain the sender, because exactly-once writes have another sender for each batch.
+    key = session.connection_key(options), topic
     with process.registry_lock():
         kept_counts_by_topic: dict[tuple[object, str], _QueueCounts] = process.entries(_NUMBERS_KEY)
         previous_counts = kept_counts_by_topic.get(key, ())
@@ -414,7 +419,7 @@ def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per
     """
     if options.topic is None:
         return
-    # The sender is the same for all writes to one cluster and namespace, and to one environment if it has its own topics.
+    # All writes to one cluster and namespace have the same sender. An environment that has its own topics has its own sender.
     sender = session.sender(options)
     key = (sender, options.topic, repr(sorted(columns_by_role)))
     checked_topics = process.entries(_TOPICS_KEY)

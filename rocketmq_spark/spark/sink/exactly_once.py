@@ -170,7 +170,9 @@ def snapshot_queue_ends(options: Options) -> QueueEnds:
 
 
 def _master_check(options: Options) -> CheckQueues:
-    """Return a check that a queue of the environment has a master, because the rows cannot be sent to other queues."""
+    """Return a check that at least one queue of the environment has a master. Rows cannot be sent to queues of other
+    environments.
+    """
     environment = checks.producer_settings(options).environment
     environment_queues = checks.environment_queues(options)
 
@@ -274,8 +276,8 @@ class ExactlyOnceTask:
         return cast(Sender, NotedQueuesSender(sender, self.plan.ends.queues, self._is_abandoned))
 
     def end_sending(self) -> None:
-        """Close the connections after this attempt has failed: its rows must not arrive after the next attempt has read the
-        stored ids.
+        """Close the connections after this attempt has failed, because the rows of this attempt must not arrive after the next
+        attempt has read the stored ids.
         """
         close_connections(self._options)
 
@@ -326,8 +328,10 @@ def check_task(plan: ExactlyOncePlan, settle_s: float) -> None:
 class NotedQueuesSender:
     """A sender that uses only the queues in the note. Queues that were added later are used after the next plan.
 
-    After Spark has abandoned the attempt, this sender sends nothing, because the next attempt may have read the stored ids
-    already. A process keeps some objects for each sender. Senders with the same queues are equal, so that their tasks share these
+    After Spark has abandoned the attempt, this sender sends nothing. The next attempt may have read the stored ids already. So
+    the next attempt would not see rows that arrive later, and would send these rows again.
+
+    A process keeps some objects for each sender. Senders with the same queues are equal, so that their tasks share these
     objects.
     """
 

@@ -73,7 +73,7 @@ def option_problems(options: Options, columns: Collection[str]) -> list[str]:
     if options.topic is None and not options.allowed_topics:
         problems.append(
             "option 'deliveryGuarantee' is exactly-once, and rows name their topics: option 'allowedTopics' must list all of "
-            "them, so that their ends can be noted before anything is sent"
+            "them, so that the ends of their queues can be noted before anything is sent"
         )
     if not extras.is_installed("xxhash"):
         problems.append(
@@ -123,8 +123,8 @@ def check_registered() -> None:
 
 
 def check_progress(options: Options, asynchronous: bool) -> None:
-    """Raise ``OptionError`` for asynchronous progress tracking. With it, Spark runs a batch before the batch is logged, so after
-    a restart it may repeat the rows in other batches.
+    """Raise ``OptionError`` for asynchronous progress tracking. With asynchronous progress tracking, Spark may run a batch
+    before it logs the batch. So after a restart, Spark may form other batches of the same rows.
     """
     if is_exactly_once(options) and asynchronous:
         raise OptionError(
@@ -155,8 +155,8 @@ def check_settle(get_setting: Callable[[str], str | None], settle_s: float) -> N
 
 
 def check_batch(get_property: Callable[[str], str | None], query: str, number: int, names: Mapping[str, str]) -> None:
-    """Raise ``OptionError`` if a task runs in another query or batch than its note says. ``names`` are the names of Spark's local
-    properties that contain query and batch.
+    """Raise ``OptionError`` if a task runs in another query or batch than the note says. ``names`` are the names of Spark's
+    local properties that contain query and batch.
     """
     for name, noted_value in ((names["query"], query), (names["batch"], str(number))):
         value = get_property(name)

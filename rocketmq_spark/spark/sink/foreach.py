@@ -1,7 +1,8 @@
 """Writes DataFrames from the driver: ``foreach_batch_writer`` for any output mode, and ``write_rocketmq``.
 
-Both run exactly one action, whose result has the acknowledged rows of each task. With Spark Connect, Spark calls the writer in a
-process of the server, so the client does not see its attributes; the writer logs there.
+Both run exactly one action. The result of the action has the number of acknowledged rows of each task. With Spark Connect,
+Spark calls the writer in a process of the server. So the client does not see the attributes of the writer, and the writer logs
+in the process of the server.
 """
 
 from __future__ import annotations
@@ -74,11 +75,11 @@ def write_rocketmq(
     Args:
         df: A DataFrame with columns of the sink (docs/options.md, "Columns of the sink").
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
-        checkpoint_location: The checkpoint location of the query. It is necessary if this function is called in ``foreachBatch``
-            with ``delivery_guarantee`` exactly-once. Without this argument, only repeated tasks are recognized, and a repeated
-            micro-batch is written again.
+        checkpoint_location: The checkpoint location of the query. This argument is necessary if this function is called in
+            ``foreachBatch`` with ``delivery_guarantee`` exactly-once. Without this argument, only repeated tasks are
+            recognized, and a repeated micro-batch is written again.
         write_name: The name of this write, if a micro-batch is written to one topic more than once: up to 64 letters, digits,
-            ``-`` and ``_``. It must be the same after a restart.
+            ``-`` and ``_``. The name must be the same after a restart.
         options: Options of the sink (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
             (``3s``), sizes bytes or text (``4m``).
 
@@ -145,7 +146,7 @@ def foreach_batch_writer(
     write_name: str | None = None,
     **options: Unpack[SinkOptions],
 ) -> ForeachBatchWriter:
-    """Returns a function for ``writeStream.foreachBatch``. It works with output modes append, update and complete.
+    """Returns a function for ``writeStream.foreachBatch``. The function works with output modes append, update and complete.
 
     If Spark repeats a micro-batch, all of its rows are written again; with ``delivery_guarantee`` exactly-once, only the rows
     that are not stored yet.
@@ -154,7 +155,7 @@ def foreach_batch_writer(
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
         checkpoint_location: The checkpoint location of the query. Required for ``delivery_guarantee`` exactly-once.
         write_name: The name of this write, if a batch is written to one topic more than once: up to 64 letters, digits, ``-`` and
-            ``_``. It must be the same after a restart.
+            ``_``. The name must be the same after a restart.
         options: Options of the sink (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
             (``3s``), sizes bytes or text (``4m``).
 
@@ -174,7 +175,7 @@ def foreach_batch_writer(
     if checkpoint_location is None:
         raise OptionError(
             "argument 'checkpoint_location' is missing, and 'delivery_guarantee' is exactly-once: the ends of the queues before "
-            "each batch are noted there",
+            "each batch are noted in the checkpoint",
             remedy="Give the checkpointLocation of the query",
         )
     _check_context(SparkContext._active_spark_context, parsed_options, True)
@@ -274,8 +275,9 @@ def _registered_write(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -
 
 
 def _check_unfinished(folder: Folder, name: BatchName) -> None:
-    """Raises ``OptionError`` for a batch that Spark has logged as done. Tasks compare the id of their query, but with Spark
-    Connect they cannot see the id. Without this check, equal rows of another query would count as stored.
+    """Raises ``OptionError`` for a batch that Spark has logged as done. Tasks compare the id of their query with the id in the
+    checkpoint, but with Spark Connect, tasks cannot see the id of their query. Without this check, equal rows of another query
+    would count as stored.
     """
     if folder.read_bytes(f"commits/{name.number}") is not None:
         raise OptionError(

@@ -140,8 +140,9 @@ def warn_of_omitted_headers(written: Written, write_text: str) -> None:
     """Log one warning per write with headers that were not stored."""
     if written.left_out:
         logger.warning(
-            "%s: %d headers were left out, because they have no value, or a name that is empty, RocketMQ's own or has control "
-            "characters, or because their row has a later header of the name; the tasks' logs (INFO) have the first names",
+            "%s: %d headers were left out, because they have no value, their name is empty, is reserved for RocketMQ or has "
+            "control characters, or their row has a later header with the same name. The logs of the tasks (level INFO) have "
+            "the first of these names",
             write_text,
             written.left_out,
         )

@@ -1,7 +1,7 @@
 """Finds the rows that the sink would reject. This is useful if the rows of a job come from other users, because one bad row would
 end the query.
 
-The module runs the checks of a sink's task, so the reasons are the reasons of the sink.
+The module runs the same checks as a task of the sink, so it returns the reasons that the sink would report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rocketmq_spark.producer.rows.sender import RowChecks, StoragePlan, batch_by
 from rocketmq_spark.spark.sink import checks
 
 _REQUEST_TIMEOUT_S = 3.0
-# How long the result for a topic is kept, and for how many topics.
+# How long the result for a topic is kept, and the maximum number of topics whose results are kept.
 _CACHE_S, _MAX_TOPICS = 5.0, 1000
 _ARROW_TYPES = {"body": pa.binary(), "flag": pa.int32(), "properties": pa.map_(pa.string(), pa.string())}
 
@@ -58,7 +58,9 @@ class SinkChecks:
         self._tools: tuple[RouteCache, RowChecks] | None = None
 
     def refusal(self, topic: str) -> str | None:
-        """Return why no message can be sent to the topic, or None. Raises failures of requests, as the sink would."""
+        """Return why no message can be sent to the topic; None if messages can be sent. Raises the error of a failed request,
+        as the sink would.
+        """
         cached_problem = self._topic_problems.get(topic)
         if cached_problem is None or cached_problem[0].expired:
             if len(self._topic_problems) >= _MAX_TOPICS:  # other users may name any number of topics
@@ -67,7 +69,7 @@ class SinkChecks:
         return cached_problem[1]
 
     def rejection_reasons(self, rows: Sequence[Sequence[Any]]) -> dict[int, str]:
-        """Return the reason for each row that the sink rejects, by number. Raises retriable errors, as the sink would."""
+        """Return the reason for each row that the sink rejects, by row number. Raises retriable errors, as the sink would."""
         reasons: dict[int, str] = {}
         self._find_bad_rows(rows, list(range(len(rows))), reasons)
         return reasons

@@ -73,7 +73,9 @@ def _descriptor(file: Any) -> int | None:
 
 
 def _factory_socket(environment: Mapping[str, str]) -> int | None:
-    """Return the descriptor of the socket of a worker without Spark's daemon, whose file has no ``fileno``. Linux only."""
+    """Return the descriptor of the socket of a worker that runs without Spark's daemon. The file from which such a worker reads
+    has no ``fileno``, so this function searches the open sockets of the process. Linux only.
+    """
     path, port = (environment.get(f"PYTHON_WORKER_FACTORY_{name}") for name in ("SOCK_PATH", "PORT"))
     with contextlib.suppress(OSError):
         for number in sorted(map(int, os.listdir("/proc/self/fd"))):

@@ -55,7 +55,8 @@ def is_pushdown_enabled() -> bool:
     """Whether Spark will push predicates to a reader that this process creates.
 
     If Spark's conf disables the pushdown, Spark rejects a reader that has ``pushFilters``. A process that plans a read cannot
-    read Spark's conf, but knows its worker module. Spark runs the module that pushes predicates only if the pushdown is enabled.
+    read Spark's conf, but it knows which worker module of PySpark it runs. Spark runs the module that pushes predicates only if
+    the pushdown is enabled.
     """
     return process.is_worker(_PUSHDOWN_WORKER)
 
@@ -72,8 +73,8 @@ class Predicates:
     def prune(self, r: OffsetRange, has_aligned_offsets: bool = True) -> OffsetRange | None:
         """Return the part of a range where rows may match; None if no row can match.
 
-        If ``has_aligned_offsets`` is False, messages of the range may have larger offsets than their positions, so the lower
-        bound of a predicate on offsets does not shorten the range.
+        If ``has_aligned_offsets`` is False, entry N of the broker's index of the queue may lead to a message with a larger
+        offset than N. So the lower bound of a predicate on offsets does not shorten the range.
         """
         column_values = {"topic": r.queue.topic, "brokername": r.queue.broker_name, "queueid": r.queue.queue_id}
         if not all(test(column_values[name]) for name, tests in self.tests_by_column.items() for test in tests):
@@ -255,8 +256,9 @@ def _pruned_ranges(
     ranges: list[OffsetRange], predicates: Predicates, offset_reader: OffsetReader, options: Options
 ) -> list[OffsetRange]:
     start_offset = predicates.start_offset
-    # If the broker's index of a queue was damaged at a position, all messages after this position have larger offsets than their
-    # positions. So if one message has the right offset, all messages before it have their right offsets, too.
+    # Entry N of the broker's index of a queue normally leads to the message with offset N. If the index was damaged, every
+    # entry after the damage leads to a message with a larger offset. So if an entry leads to the right message, all entries
+    # before it do so, too.
     checked_offsets = (
         {}
         if start_offset is None

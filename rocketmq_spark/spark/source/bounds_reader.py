@@ -85,7 +85,7 @@ class CheckpointQueues:
 
 class RetriableErrors:
     """The retriable errors since the last poll that had no error. Each kind of error is logged as a warning once. If two
-    polls in a row have no error, and no other request fails between them, each kind is logged as a warning again.
+    polls in a row have no error, and no other request fails between them, the next error of each kind is a warning again.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,8 @@ class RetriableErrors:
 
     def note_poll_without_error(self) -> None:
         if self.retry_errors.attempt_count:
-            # A request has failed since the last poll without an error. Its cause may last, so its kind stays logged.
+            # A request has failed since the last poll without an error. The cause may last, so errors of this kind are still
+            # not logged as warnings.
             self.retry_errors.clear()
         else:
             self._logged_kinds.clear()
@@ -177,8 +178,8 @@ class BoundsReader:
 
     def partition_queues(self, topics: Iterable[str], numbered_topics: Container[str] = ()) -> list[MessageQueue]:
         """Return the queues of ``topics`` that get a number as Kafka's partitions. The result also has the queues of brokers that
-        the route does not list now, because their numbers may precede those of listed queues. It omits these queues for a topic
-        in ``numbered_topics``, whose new queues get the next numbers whenever they appear.
+        the route does not list now, because their numbers may precede those of listed queues. For a topic in
+        ``numbered_topics``, the result omits unlisted queues, because each new queue of such a topic gets the next number.
         """
         routed_queues = [
             queue
@@ -408,7 +409,7 @@ class BoundsReader:
         brokers_without_master = frozenset(
             [data.broker_name for route in routes.values() for data in route.brokers.values() if not data.own_master]
         )
-        if None in connections_after:  # other users of the client may have fetched a newer route, without the master
+        if None in connections_after:  # other users of the client may have fetched a newer route that lacks the master
             brokers_without_master |= {
                 name for name, connection in zip(broker_names, connections_after, strict=True) if connection is None
             }
@@ -424,7 +425,7 @@ class BoundsReader:
             if topic not in topics_with_queues and topic not in checkpoint_queues.topics and not skip_missing:
                 raise error
             if (topic, broker_name) not in missing_topics_before:
-                logger.info("broker %s does not know topic %s, although the route names it", broker_name, topic)
+                logger.info("broker %s lacks topic %s, although the topic's route names the broker", broker_name, topic)
         return QueuesView(
             bounds,
             deleted_topics=frozenset(deleted_topics),
@@ -487,9 +488,10 @@ def with_compaction_minimum(
 ) -> Bounds:
     """Return ``bounds`` with the offset of the first kept message as the minimum offset of each queue of a compaction topic.
 
-    The minimum offset of a queue is the first offset in its log, but a compaction topic also keeps the last message of each key
-    that is no longer in the log. Brokers are asked for the first kept message of the queues whose position is before the minimum
-    offset. So messages that compaction removed are not reported as lost. If a broker does not answer, its queues are omitted.
+    The minimum offset of a queue is the first offset in its log. A compaction topic also keeps the last message of each key
+    after this message has left the log. Brokers are asked for the first kept message of the queues whose position is before the
+    minimum offset. So messages that compaction removed are not reported as lost. If a broker does not answer, its queues are
+    omitted.
     """
     queues_below_minimum = [
         q for q, b in bounds.items() if b.min_offset > positions.get(q, 0) and q.broker_name not in unavailable_brokers

@@ -79,9 +79,9 @@ def filter_of(identity: Mapping[str, object]) -> dict[str, object]:
 def check_checkpoint(options: Options, start: Offsets) -> None:
     """Raise ``CheckpointMismatch`` if the positions belong to another namespace, environment or set of topics than the options.
 
-    Without this check, a query with a forgotten environment variable would omit queues, or read other queues from positions that
-    mean nothing there. A query that waits for its first topic has no positions yet, so only its namespace and its environment are
-    compared.
+    Without this check, a query with a forgotten environment variable would omit queues, or would read queues of another
+    environment from positions that do not belong to these queues. A query that waits for its first topic has no positions yet,
+    so only its namespace and its environment are compared.
     """
     if not (start.positions or start.source_identity):
         return
@@ -133,7 +133,7 @@ def check_clusters(options: Options, start: Offsets, clusters: Sequence[str]) ->
     recorded_text, current_text = ", ".join(map(str, recorded_clusters)), ", ".join(clusters)
     text = f"the checkpoint is of cluster {recorded_text}, and this query of cluster {current_text}"
     if options.fail_on_data_loss != "fail":
-        logger.warning("%s: the positions are those of the checkpoint's cluster", text)
+        logger.warning("%s. The query continues at the positions of the checkpoint's cluster", text)
         return
     raise CheckpointMismatch(
         text,

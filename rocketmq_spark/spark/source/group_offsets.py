@@ -69,7 +69,7 @@ class GroupOffsets:
         self._warn_of_other_committer(offsets_to_commit)
         errors = self._commit_or_create_group(offsets_to_commit)
         # If a commit failed, the offset that the broker has is unknown. If a queue no longer has a position, another process may
-        # commit its offsets now.
+        # commit offsets of this queue now. In both cases, the offset of the queue no longer counts as committed.
         stored_offsets = {
             q: offset for q, offset in {**self._committed_offsets, **offsets_to_commit}.items() if q in positions
         }
@@ -111,7 +111,7 @@ class GroupOffsets:
             logger.warning("the offsets of group %s are committed later: %s", self._options.group, error)
         if not self._failed_offsets:
             if self._is_commit_failing and failed_offsets_before.keys() & self._committed_offsets.keys():
-                # Nothing is logged if no failed offset was stored, because the queues only lost their positions.
+                # If no failed offset was stored, the failed queues have only lost their positions, so nothing is logged.
                 logger.warning("the offsets of group %s are committed now, after earlier failures", self._options.group)
             self._is_commit_failing, self._retry_pause_s = False, _MIN_RETRY_PAUSE_S
         if self._failed_offsets.keys() & changed_offsets.keys():

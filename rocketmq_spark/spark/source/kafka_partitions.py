@@ -25,8 +25,8 @@ MAX_QUEUES = 1 << 20
 def runs_of_log(logged_runs: object) -> QueueRuns:
     """Return the runs of queues that an entry of the offset log has under ``partitions``.
 
-    Raises ``ValueError`` if the entry has another form, or if a queue is in two runs and would have two numbers. Also raises it
-    for more than ``MAX_QUEUES`` queues, which would take all memory.
+    Raises ``ValueError`` if the entry has another form, or if a queue is in two runs and would have two numbers. Also raises
+    ``ValueError`` for more than ``MAX_QUEUES`` queues, because they would take all memory.
     """
     if not isinstance(logged_runs, Mapping):
         raise ValueError(f"{short_repr(logged_runs)} is not a JSON object")

@@ -140,7 +140,7 @@ _REMEDY_OF_PARTITIONS = (
 _REMEDY = 'It looks like {"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}'
 
 
-# The strings of queue ids are cached, so that equal ids share one string: log entries of 100,000 queues are kept in memory.
+# Log entries of 100,000 queues are kept in memory. The strings of queue ids are cached, so that equal ids share one string.
 _queue_id_text = lru_cache(4096)(str)
 
 

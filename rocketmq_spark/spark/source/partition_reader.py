@@ -284,11 +284,14 @@ def waiting_advice(broker_text: str, is_streaming: bool) -> str:
     """
     remedy = (
         f"Nothing is lost: a task waits for {broker_text} as long as option 'readDeadline' says, and then Spark "
-        "repeats the task; with master local[*] it does not, with local[*,4] it does"
+        "repeats the task. With master local[*] Spark does not repeat tasks, but with local[*,4] it does"
     )
     if not is_streaming:
         return remedy
-    return f"{remedy}. To continue without it, stop the query and run: rocketmq-spark checkpoint rewind (docs/operating.md)"
+    return (
+        f"{remedy}. To continue without the broker, stop the query and run: rocketmq-spark checkpoint rewind "
+        "(docs/operating.md)"
+    )
 
 
 def _pull_key(

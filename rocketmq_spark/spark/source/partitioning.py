@@ -1,8 +1,8 @@
 """Plans the tasks of a batch: which Spark partition reads which part of each queue. Pure.
 
 RocketMQ's allocation strategies allocate queues to Spark partitions as if the partitions were consumers. Then partitions are
-split as in Spark's Kafka source. If a strategy allocates a queue to several partitions, the first of them reads the queue. If it
-allocates a queue to no partition, the queue is not read.
+split as in Spark's Kafka source. If a strategy allocates a queue to several partitions, the first of them reads the queue. If a
+strategy allocates a queue to no partition, the queue is not read.
 
 A repeated batch must have the tasks of its first attempt, because ids of exactly-once contain the number of the task. So the
 tasks depend only on the logged ranges and on a ``Partitioning``, which the end offset of the batch contains.
@@ -118,9 +118,9 @@ def allocated_queues(
     """Return the queues that the source reads, and the queues that the strategy allocates to no partition.
 
     ``earlier_owned_queues`` are the queues that the environment of the source owned earlier. ``possibly_empty_topics`` are topics
-    of which the environment may own no queue now. If ``queues`` come from option ``assign``, ``all_topic_queues`` has all queues
-    of their topics, which determine the queues of the environment. Raises ``OptionError`` for an assigned queue of another
-    environment.
+    for which it is no error that the environment owns no queue now. If ``queues`` come from option ``assign``,
+    ``all_topic_queues`` has all queues of their topics, which determine the queues of the environment. Raises ``OptionError``
+    for an assigned queue of another environment.
     """
     environment = environment_of(options)
     if environment is not None:

@@ -80,8 +80,8 @@ def without_unsubscribed_topics(start: Offsets, topics: Collection[str]) -> Offs
 
 
 def without_stale_replicas(start: Offsets, view: QueuesView) -> QueuesView:
-    """Return the view without queues whose master is down if the slave lacks the message at the position, or if the queue is new.
-    The query reads such queues when the master is up again.
+    """Return the view without some of the queues whose master is down: new queues, and queues whose slave lacks the message at
+    the position of the query. The query reads these queues when the master is up again.
     """
     if not view.brokers_without_master:
         return view
@@ -147,8 +147,8 @@ def apply_queue_changes(
     """Return ``start`` adapted to changes of its queues, and the losses. Returns ``start`` if no position changed.
 
     Queues of deleted topics lose their position. Queues that were created again are read from their first message.
-    ``recreated_queues`` are queues that were created again, which their offsets alone do not show. ``removed_ends`` has the
-    queues that their broker no longer reads, with the ends that the broker still reports. If such an end is before the position
+    ``recreated_queues`` are queues that were created again although their offsets alone do not show this. ``removed_ends`` has
+    the queues that clients can no longer read, with the ends that brokers still report. If such an end is before the position
     of the query, the topic was created again with fewer queues, and the queue loses its position.
     """
     past_end_ranges = ranges_past_end(start.positions, view.bounds)
@@ -181,7 +181,8 @@ def apply_queue_changes(
     moved_positions = {**new_starts, **unread_ends}
     dropped_queues = vanished_queues.union(deleted_queues)
     positions = {q: position for q, position in start.positions.items() if q not in dropped_queues} | moved_positions
-    # If a position was moved, messages before the new position may be newer than any message that was read.
+    # If a position was moved, messages before the new position may be newer than any message that was read. So the recorded
+    # store time may be too old, and is dropped.
     newest_store_ms = {
         queue: store_ms
         for queue, store_ms in start.newest_store_ms.items()

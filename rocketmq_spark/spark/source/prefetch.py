@@ -103,7 +103,7 @@ class Prefetch:
                 row_count, total_bytes = row_count + len(batch), total_bytes + batch.nbytes
                 if total_bytes > MAX_PREFETCH_BYTES:
                     break
-        except Exception as e:  # noqa: BLE001 - Spark repeats a task, and an error of a plan ends the query
+        except Exception as e:  # noqa: BLE001 - Spark repeats a failed task, but an error in the plan would end the query
             logger.info("a task reads this batch, because the driver could not: %s: %s", type(e).__name__, e)
             self._batch_count_to_skip, self._skipped_batch_count = (
                 min(2 * self._batch_count_to_skip + 1, _MAX_SKIPPED_BATCHES),

@@ -32,15 +32,15 @@ TopicBroker = tuple[str, str]
 # changed while bounds were fetched.
 Connections = Mapping[str, tuple[object, object]]
 # The maximum age of a check with which minimum offsets are compared. If a queue still has the same minimum offset, and the offset
-# is not 0, its topic was not recreated: the minimum offset of a new topic stays 0 until retention deletes messages, which takes
-# hours. A broker with a full disk deletes messages sooner, but a new topic would have to reach exactly the minimum offset of the
-# old topic.
+# is not 0, its topic was not recreated, because the minimum offset of a new topic stays 0 until retention deletes messages.
+# This takes hours. A broker with a full disk deletes messages sooner, but a new topic would have to reach exactly the minimum
+# offset of the old topic.
 _MAX_CHECK_AGE_MS = 60_000
-# The minimum age of messages that retention has deleted. A topic that was created again after a poll is not that old when the poll
-# is planned from.
+# The minimum age of messages that retention has deleted. If a topic is created again between a poll and the plan that uses the
+# poll, the new messages are younger than this.
 _MIN_EXPIRED_AGE_MS = 60_000
-# The time that the client itself needs for a request about one queue on a slow machine. 100,000 requests take longer than the
-# timeout.
+# The time that the client itself needs for a request about one queue on a slow machine. For 100,000 requests, this time alone
+# is longer than the timeout.
 CLIENT_OVERHEAD_S = 0.0001
 
 
@@ -52,7 +52,7 @@ class RecreationEvidence(enum.Enum):
     SAME = "the newest message is not newer than the known store time"
     ENDS_BEFORE = "the queue ends before the position"
     RECREATED = "the message before the position is the newest message, and newer than the known store time"
-    UNDECIDED = "only the message before the position can show it"
+    UNDECIDED = "only the message before the position can show whether the queue was recreated"
 
 
 # The evidence of a queue that was not recreated, or about which nothing can be known.
@@ -160,7 +160,8 @@ def queues_needing_store_time(offsets: Offsets, bounds: Bounds) -> list[MessageQ
 
     If a queue has unread messages, its newest message may have an older time than the messages that were read, because the clock
     of the broker may have been set back. For a compaction topic whose log has expired, brokers report no time. If the server
-    reports no store times at all, one queue is enough for each topic and broker that has no known store time.
+    reports no store times at all, one queue of each topic and broker is enough, and no queue is needed if a queue of the same
+    topic and broker already has a known store time.
     """
     candidates = {
         queue: queue_bounds
@@ -182,8 +183,8 @@ def queues_needing_store_time(offsets: Offsets, bounds: Bounds) -> list[MessageQ
 
 
 def expired_queues(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
-    """Return the queues without a known store time whose messages are all deleted. If a returned queue later has a message before
-    its position, the queue was recreated.
+    """Return the queues that have no known store time, and of which all messages are deleted. If a returned queue later has a
+    message before its position, the queue was recreated.
     """
     return [
         queue
@@ -226,8 +227,8 @@ def _has_unchanged_queue(bounds: Bounds, bounds_before: Bounds, queues: Iterable
     """Whether any of ``queues`` has the same minimum offset as in ``bounds_before``, and the offset is not 0.
 
     A queue with an unchanged minimum offset was not recreated, because a recreated queue begins at 0, and its first messages
-    expire much later. The result is False if a Proxy reported the bounds: a broker that lost the end of its store in a crash has
-    the same minimum offset as before, and a Proxy hides the crash.
+    expire much later. The result is False if a Proxy reported the bounds, because a Proxy hides a crash of the broker. A
+    broker that lost the end of its store in a crash has the same minimum offset as before.
     """
     for queue in queues:
         queue_bounds, queue_bounds_before = bounds[queue], bounds_before.get(queue)
@@ -301,8 +302,8 @@ class RecreationWatch:
         ``connections`` are the connections from which ``bounds`` may come.
         """
         reconnected_brokers = self._reconnected_brokers(connections)
-        # The last check has found the topics that were recreated before it, except for queues that were missing at that check.
-        # Only such queues may still have a position in the old topic.
+        # The last check has found the topics that were recreated before it. But it could not check queues that were missing at
+        # that time. So only queues that were missing may still have a position in the old topic.
         checked_at_ms, bounds_before = self._last_check
         new_queues = () if bounds.keys() <= bounds_before.keys() else bounds.keys() - bounds_before.keys()
         returned_pairs = (

@@ -105,8 +105,8 @@ def ending_offsets(
 def check_start_before_end(options: Options, starts: Positions, ends: Positions, bounds: Bounds) -> None:
     """Raise ``OffsetError`` for queues that would end before they start.
 
-    If a group has committed an offset that is later than the ending time of the batch, the queue has no messages left to read,
-    which is no error.
+    If the starting offset comes from a group, and the group has already read past the ending time of the batch, the queue has
+    no messages left to read. This is no error.
     """
     start_option, end_option = starting_option(options), ending_option(options)
     if (start_option, options.starting_offsets) == ("startingOffsets", "committed") and end_option != "endingOffsets":
@@ -208,7 +208,7 @@ def resolve_offsets(
 def _number_by_queue(
     option_value: Mapping[MessageQueue | str, int], bounds: Bounds, option: str
 ) -> dict[MessageQueue, int]:
-    """Return the number of each queue. The number of a topic applies to all of its queues."""
+    """Return the number of each queue. A number that the option gives for a topic applies to all queues of the topic."""
     number_by_topic = {topic: number for topic, number in option_value.items() if isinstance(topic, str)}
     if unknown_topics := sorted(number_by_topic.keys() - {queue.topic for queue in bounds}):
         raise OffsetError(f"option {option!r} names topics that are not read: {', '.join(unknown_topics)}")

@@ -1,7 +1,7 @@
 """Plans a stream in the driver: where the stream starts, where each batch ends, and which messages were lost.
 
-Spark passes offsets from its offset log, and logs the offsets that this module returns. ``Stream`` remembers nothing that it
-could not request from the brokers again, because Spark may call any method first in a new process. This module sends the
+Spark passes offsets from its offset log, and logs the offsets that this module returns. Spark may call any method first
+in a new process, so ``Stream`` keeps only values that it can request from the brokers again. This module sends the
 requests, and ``planning`` makes the decisions.
 """
 
@@ -101,8 +101,8 @@ class Stream:
         return RecreationWatch(self._bounds_reader.offset_reader, self._options.group)
 
     def initialOffset(self) -> Offsets:
-        """Return the start of a new query. The start is resolved once, because Spark calls this method twice and plans with the
-        second answer.
+        """Return the start of a new query. Spark calls this method twice and plans with the second answer. So the start is
+        resolved only once, and both answers are equal.
         """
         if self._initial_start is None:
             self._bounds_reader.begin_call()
@@ -483,7 +483,8 @@ class Stream:
             view = self._bounds_reader.fetch_complete_view()
             self._check_identity(end)
             logged_end = planning.logged_end(ranges, end, view)
-            # The watch of the stream is not used here, because its first check must have all queues.
+            # The watch of the stream is not used here. The first check of that watch must have all queues of the stream, but
+            # this check has only the queues of the batch.
             watch = self._new_watch()
             result = watch.check(logged_end, view.master_bounds(), planning_deadline(self._options), view.connections)
             for error in result.errors.values():

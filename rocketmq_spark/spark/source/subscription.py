@@ -126,7 +126,7 @@ def check_sql(
                 topic,
                 None,
                 e.remark,
-                "Set enablePropertyFilter=true in the broker's configuration if it says that it does not support SQL92"
+                "Set enablePropertyFilter=true in the broker's configuration if the broker says that it does not support SQL92"
                 if "support" in (e.remark or "")
                 else None,
             ) from e

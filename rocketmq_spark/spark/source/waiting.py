@@ -123,7 +123,8 @@ def _with_similar_topics(reader: BoundsReader, error: RocketMQError) -> RocketMQ
 
 def fetch_bounds_of_masters(reader: BoundsReader, options: Options, wait_limits: WaitLimits) -> QueuesView:
     """Return the bounds that masters report. Raises ``BrokerNotFound`` if only slaves of a broker are up, because slaves may lack
-    messages. If no topic matches the pattern, raises ``RouteNotFound`` until the topic deadline of ``wait_limits``.
+    messages. If no topic matches the pattern, raises ``RouteNotFound`` until the topic deadline of ``wait_limits``, and
+    after this deadline returns a view without queues.
     """
     view = reader.fetch_complete_view()
     if not view.topics and not wait_limits.topic_deadline.expired:
