@@ -248,9 +248,9 @@ class OffsetReader(Protocol):
         """Return minimum and maximum offset of each queue. Omits queues that brokers do not report.
 
         If a request fails, ``on_error`` is called with one queue of the request, and the result omits all queues of the request;
-        without ``on_error``, the error is raised. With ``grace_s``, this method does not wait for the slowest brokers: it returns when
-        some brokers have answered, and no other answer has come for ``grace_s`` seconds. The queues of a broker that has not
-        answered keep the bounds of its previous answer.
+        without ``on_error``, the error is raised. With ``grace_s``, this method does not wait for the slowest brokers: it
+        returns when some brokers have answered, and no other answer has come for ``grace_s`` seconds. The queues of a broker
+        that has not answered keep the bounds of its previous answer.
         """
 
     def first_kept_offsets(
