@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 # Thresholds of garbage collection. The first one is the number of new objects before the young generation is collected. Each
-# other one says after how many collections of a generation the next older generation is collected.
+# further threshold is the number of collections of one generation before the next older generation is collected.
 GC_THRESHOLDS = (50_000, 20, 20)
 
 

@@ -344,7 +344,7 @@ def _dead_letters(
 
 
 def _read_topic_finder(output: Output, target: Target, group: str) -> Callable[[ReceivedMessage, str], str | None]:
-    """Return a function that finds the topic in which the group read a dead letter. The function returns None if no topic, or
+    """Return a function that finds the topic from which the group read the message that became a dead letter. The function returns None if no topic, or
     several topics, are possible.
 
     Brokers record only the original topic of a message, even if the group read it in the dead-letter topic of another group. A

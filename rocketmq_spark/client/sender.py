@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 OnSent = Callable[[SendResult | RocketMQError], None]
 
-# The shortest time between two requests for the route of a broker without an address.
+# While a broker has no known address, the route of the topic is requested again, at most once in this time.
 ROUTE_REQUEST_PAUSE_S = 1.0
 
 _STATUS_BY_CODE = {

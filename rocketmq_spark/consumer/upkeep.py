@@ -154,7 +154,8 @@ class PullMembership:
             self._log_unchanged_assignment(topic, e)
             self._is_unlisted |= isinstance(e, ServerFault)
             return Allocation(None)
-        # A Proxy, which sends no notices, answers requests for members without asking a broker.
+        # A Proxy answers this request without asking a broker, so its answer does not show that the brokers can be reached. A
+        # member receives no notices from a Proxy.
         self._reachability.on_answer(topic, self._member.receives_notices)
         self._is_unlisted |= self._member.client_id not in members
         allocation = allocate_clustering(self._settings.allocate, self._member.client_id, queues, members)

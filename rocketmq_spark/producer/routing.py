@@ -237,8 +237,8 @@ class RouteCache:
     def _environment_queues(
         self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline
     ) -> Sequence[MessageQueue]:
-        """The queues of the environment. An environment that owns queues by position keeps the first list of its queues of a
-        topic.
+        """The queues of the environment. If the environment owns queues by position, its queues of a topic are chosen once, and
+        stay the same when the route changes.
         """
         environment = self._settings.environment
         if environment is None or topic == INNER_TOPIC:  # the delay service knows no environments

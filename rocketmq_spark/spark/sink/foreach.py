@@ -281,7 +281,8 @@ def _check_unfinished(folder: Folder, name: BatchName) -> None:
     """
     if folder.read_bytes(f"commits/{name.number}") is not None:
         raise OptionError(
-            f"batch {name.number} of the query with the checkpoint {folder.name} is finished, so another query is writing",
+            f"the query with the checkpoint {folder.name} has already finished batch {name.number}, so the query that writes "
+            f"batch {name.number} now is another one",
             remedy="Set checkpoint_location to the checkpointLocation of the query that writes",
         )
 

@@ -439,8 +439,9 @@ class RecreationWatch:
         for queue, offset in last_read_offsets.items():
             if topic_broker(queue) in errors:
                 continue
-            # The clocks of masters differ, and old brokers answer with the nearest message, so the message before the position
-            # decides. If compaction has removed this message, the first newer message decides.
+            # The offset that was found is no proof, because the clocks of masters differ, and old brokers answer with the nearest
+            # message. The store time of the message before the position is the proof. If compaction has removed this message, the
+            # store time of the first newer message is used.
             try:
                 store_time_ms = store_times_ms.get(queue)
                 if store_time_ms is None:
