@@ -349,7 +349,7 @@ class OffsetCommitter(Protocol):
 class PullSource(Protocol):
     """The methods for reading ranges of offsets, except the pulls themselves, which have connections of their own."""
 
-    def on_wire(self, name: str) -> str:
+    def name_on_wire(self, name: str) -> str:
         """Return the topic or group as brokers know it, with its namespace."""
 
     def signing_keys(self) -> tuple[str, str, str | None] | None:

@@ -32,5 +32,5 @@ def test_a_provider_that_fails_names_its_option():
 
 
 def test_names_stand_in_a_namespace_and_an_environment():
-    assert scope_of(parsed(namespace="ns")).on_wire("t") == "ns%t"
-    assert scope_of(parsed(environment="dev", environmentMode="suffix")).on_wire("t") == "t_dev"
+    assert scope_of(parsed(namespace="ns")).name_on_wire("t") == "ns%t"
+    assert scope_of(parsed(environment="dev", environmentMode="suffix")).name_on_wire("t") == "t_dev"

@@ -309,7 +309,11 @@ def test_the_instance_of_a_hosted_cluster_is_the_namespace(scheme):
     server = f"{scheme}MQ_INST_1_a.host:80"
     found = options.parse({"nameServer": server})
     assert (found.name_server, found.namespace) == (("MQ_INST_1_a.host:80",), "MQ_INST_1_a")
-    assert scope_of(found).on_wire("orders") == scope_of(found).on_wire("MQ_INST_1_a%orders") == "MQ_INST_1_a%orders"
+    assert (
+        scope_of(found).name_on_wire("orders")
+        == scope_of(found).name_on_wire("MQ_INST_1_a%orders")
+        == "MQ_INST_1_a%orders"
+    )
     assert options.parse({"nameServer": server, "namespace": "mine"}).namespace == "mine"
     assert options.parse({"nameServer": server, "namespace": ""}).namespace is None
     assert options.parse({"nameServer": f"{scheme}host:80"}).namespace is None

@@ -262,4 +262,4 @@ def test_a_read_asks_a_pull_source(streams: list[str]) -> None:
     assert (puller.is_compacted(QUEUES[0]), puller.stores_batches(QUEUES[0])) == (True, False)
     puller.replica(QUEUES[0])(Deadline.after(1.0))
     assert streams == ["a:1"]
-    assert {"on_wire", "signing_keys", "route", "is_compacted", "stores_batches"} == set(fake.asked)
+    assert {"name_on_wire", "signing_keys", "route", "is_compacted", "stores_batches"} == set(fake.asked)

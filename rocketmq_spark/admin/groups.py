@@ -364,18 +364,20 @@ def _group_settings(tools: AdminTools, group: str, addresses: Mapping[str, str])
     """Return the settings of the group, by broker. Brokers without the group are missing."""
     rpc_row = rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
     requests = {name: (address, rpc_row.request(bname=name)) for name, address in addresses.items()}
-    on_wire = tools.rpc_client.on_wire(group)
+    name_on_wire = tools.rpc_client.name_on_wire(group)
     groups_by_broker = {
         name: bodies.subscription_groups(a.body) for name, a in request_each(tools, requests, (Response.SUCCESS,))
     }
-    return {name: all_groups[on_wire] for name, all_groups in groups_by_broker.items() if on_wire in all_groups}
+    return {
+        name: all_groups[name_on_wire] for name, all_groups in groups_by_broker.items() if name_on_wire in all_groups
+    }
 
 
 def _online_members(tools: AdminTools, group: str, addresses: Mapping[str, str]) -> list[GroupOnline]:
     """Return the members of the group on each broker. Brokers without members are missing."""
-    rpc_row, on_wire = rpc.GET_CONSUMER_CONNECTION_LIST, tools.rpc_client.on_wire(group)
+    rpc_row, name_on_wire = rpc.GET_CONSUMER_CONNECTION_LIST, tools.rpc_client.name_on_wire(group)
     requests = {
-        name: (address, rpc_row.request(consumerGroup=on_wire, bname=name)) for name, address in addresses.items()
+        name: (address, rpc_row.request(consumerGroup=name_on_wire, bname=name)) for name, address in addresses.items()
     }
     answers = request_each(tools, requests, (Response.SUCCESS, Response.CONSUMER_NOT_ONLINE))
     return [bodies.group_online(a.body) for _, a in answers if a.code == Response.SUCCESS]
@@ -407,9 +409,9 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
         except RouteNotFound:
             continue
     # ``removeOffset`` is the name of ``cleanOffset`` before RocketMQ 5.0.
-    rpc_row, on_wire = rpc.DELETE_SUBSCRIPTIONGROUP, tools.rpc_client.on_wire(group)
+    rpc_row, name_on_wire = rpc.DELETE_SUBSCRIPTIONGROUP, tools.rpc_client.name_on_wire(group)
     requests = {
-        name: (address, rpc_row.request(groupName=on_wire, cleanOffset=True, removeOffset=True, bname=name))
+        name: (address, rpc_row.request(groupName=name_on_wire, cleanOffset=True, removeOffset=True, bname=name))
         for name, address in masters_of(tools.admin.cluster()).items()
     }
     for _ in request_each(tools, requests, (Response.SUCCESS,), is_change=True):
@@ -422,10 +424,14 @@ def _retry_and_dead_letter_topics(tools: AdminTools, group: str) -> list[str]:
     A group that pops has a retry topic for each of its topics, named as by ``KeyBuilder.buildPopRetryTopic``. A name that is also
     the retry topic of another group is omitted.
     """
-    retry_topic, on_wire = RETRY_PREFIX + group, tools.rpc_client.on_wire
+    retry_topic, name_on_wire = RETRY_PREFIX + group, tools.rpc_client.name_on_wire
     topics = [topic for topic in tools.admin.consumed_topics(group) if not topic.startswith(RETRY_PREFIX)]
-    pop_retry_topics = {on_wire(retry_topic) + separator + on_wire(topic) for topic in topics for separator in "+_"}
-    retry_topics_of_others = {on_wire(RETRY_PREFIX + other) for other in names(tools)} if pop_retry_topics else set()
+    pop_retry_topics = {
+        name_on_wire(retry_topic) + separator + name_on_wire(topic) for topic in topics for separator in "+_"
+    }
+    retry_topics_of_others = (
+        {name_on_wire(RETRY_PREFIX + other) for other in names(tools)} if pop_retry_topics else set()
+    )
     return [retry_topic, DLQ_PREFIX + group, *sorted(pop_retry_topics - retry_topics_of_others)]
 
 
@@ -433,7 +439,7 @@ def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
     """Raise the errors that ``delete`` would raise, but delete nothing. Also raises ``BrokerNotFound`` if a master is not
     registered, because the group would stay on this master.
     """
-    if not is_user_group(tools.rpc_client.on_wire(group)):
+    if not is_user_group(tools.rpc_client.name_on_wire(group)):
         raise OptionError(f"group {group} is RocketMQ's own, and RocketMQ needs its offsets; nothing was deleted")
     masters = masters_of(tools.admin.cluster())
     online_members_by_broker = _online_members(tools, group, masters)

@@ -124,8 +124,8 @@ def _broker_at(tools: AdminTools, host: str) -> str | None:
 def _message_at(
     tools: AdminTools, broker: str, offset_id: OffsetMessageId, topic: str | None
 ) -> ReceivedMessage | None:
-    on_wire = None if topic is None else tools.rpc_client.on_wire(topic)
-    command = rpc.VIEW_MESSAGE_BY_ID.request(offset=offset_id.offset, topic=on_wire, bname=broker)
+    name_on_wire = None if topic is None else tools.rpc_client.name_on_wire(topic)
+    command = rpc.VIEW_MESSAGE_BY_ID.request(offset=offset_id.offset, topic=name_on_wire, bname=broker)
     # SYSTEM_ERROR with "can not find message by the offset" means that there is no such message.
     answer = tools.rpc_client.request(offset_id.host, command, accepted_codes=(Response.SUCCESS, Response.SYSTEM_ERROR))
     if answer.code != Response.SUCCESS:
@@ -157,12 +157,12 @@ def _search_indexes(tools: AdminTools, topic: str, search: IndexSearch) -> list[
 
     An index compares hashes of topic and key, so it may also find messages of other topics, which are omitted.
     """
-    route, on_wire = tools.admin.routes.get_existing(topic, 0.0), tools.rpc_client.on_wire(topic)
+    route, name_on_wire = tools.admin.routes.get_existing(topic, 0.0), tools.rpc_client.name_on_wire(topic)
     requests = {
         name: (
             address,
             rpc.QUERY_MESSAGE.request(
-                topic=on_wire,
+                topic=name_on_wire,
                 key=search.key,
                 maxNum=search.limit,
                 beginTimestamp=search.begin_ms,
@@ -182,7 +182,7 @@ def _search_indexes(tools: AdminTools, topic: str, search: IndexSearch) -> list[
     matching_messages = [
         with_stored_names(m, tools.rpc_client.scope)
         for m in chain.from_iterable(decoded_messages)
-        if m.topic == on_wire
+        if m.topic == name_on_wire
     ]
     return sorted(matching_messages, key=lambda message: _store_order(message.store_timestamp, message))
 

@@ -41,7 +41,7 @@ def _settings_by_broker(tools: AdminTools, route: TopicRoute) -> dict[str, Topic
     topic = route.topic
     masters = {name: data.master for name, data in sorted(route.brokers.items()) if data.master}
     requests = {
-        name: (address, rpc.GET_TOPIC_CONFIG.request(topic=tools.rpc_client.on_wire(topic), bname=name))
+        name: (address, rpc.GET_TOPIC_CONFIG.request(topic=tools.rpc_client.name_on_wire(topic), bname=name))
         for name, address in masters.items()
     }
     data_by_broker = {data.broker_name: data for data in route.queues}

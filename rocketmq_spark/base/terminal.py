@@ -39,8 +39,8 @@ def detach() -> None:
 
 def continue_in_child() -> None:
     """If this process leads the session of a terminal, continue in a child process. When the child has ended, this process ends
-    with the exit code of the child. A child can give up the terminal, while the other processes of the session keep it. Call this before the
-    process has other threads.
+    with the exit code of the child. A child can give up the terminal, while the other processes of the session keep it. Call
+    this before the process has other threads.
 
     The command in ``ssh -t HOST COMMAND``, ``docker run -it IMAGE COMMAND`` and ``script -c COMMAND`` leads the session.
     """

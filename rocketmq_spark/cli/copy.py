@@ -288,7 +288,7 @@ def _locations(target: Target, topic: str) -> set[Location]:
     source_target = target.for_role("batch source")
     client, environment = source_target.client(), environment_of(source_target.options())
     route = client.routes.get_existing(topic, 0.0)
-    wire_topic = client.rpc_client.on_wire(topic)
+    wire_topic = client.rpc_client.name_on_wire(topic)
     return {
         (address, wire_topic, environment) for data in route.brokers.values() for address in data.addresses.values()
     }

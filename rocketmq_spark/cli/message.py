@@ -327,14 +327,16 @@ def _dead_letters(
         if not target.client().routes.has_broker():
             raise
         hint = similar_groups_hint(target.client(), group)
-        output.note(f"Group {group} has no dead letters: there is no topic {scope.on_wire(topic)}. {hint}".rstrip(". "))
+        output.note(
+            f"Group {group} has no dead letters: there is no topic {scope.name_on_wire(topic)}. {hint}".rstrip(". ")
+        )
         return
     find_read_topic = _read_topic_finder(output, target, group_in_environment)
     for message in filter(letter_filter, reader.messages()):
         properties = message.properties
         recorded_topic = properties.get(Property.RETRY_TOPIC) or properties.get(Property.DLQ_ORIGIN_TOPIC)
         original_topic = (
-            scope.user_name(normal_topic(recorded_topic, scope.on_wire(group_in_environment)))
+            scope.user_name(normal_topic(recorded_topic, scope.name_on_wire(group_in_environment)))
             if recorded_topic
             else None
         )
@@ -344,8 +346,8 @@ def _dead_letters(
 
 
 def _read_topic_finder(output: Output, target: Target, group: str) -> Callable[[ReceivedMessage, str], str | None]:
-    """Return a function that finds the topic from which the group read the message that became a dead letter. The function returns None if no topic, or
-    several topics, are possible.
+    """Return a function that finds the topic from which the group read the message that became a dead letter. The function
+    returns None if no topic, or several topics, are possible.
 
     Brokers record only the original topic of a message, even if the group read it in the dead-letter topic of another group. A
     client that may write dead letters can claim any original topic. So the original topic is returned only if the group reads it,

@@ -184,11 +184,11 @@ class BaseAdmin(Closeable):
         same name would inherit this index. Therefore slaves also get a request, as from Java's DeleteTopicSubCommand.
         """
         self.route(topic)
-        on_wire = self._rpc_client.on_wire(topic)
+        name_on_wire = self._rpc_client.name_on_wire(topic)
         cluster = self.cluster()
 
         def delete(name: str, address: str) -> Command:
-            return self._rpc_client.request(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=on_wire, bname=name))
+            return self._rpc_client.request(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=name_on_wire, bname=name))
 
         for _ in _change_each(masters_of(cluster), delete):
             pass
@@ -200,7 +200,7 @@ class BaseAdmin(Closeable):
                 except RocketMQError as e:
                     errors.append(e)
         try:
-            self.name_servers.request_all_servers(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=on_wire))
+            self.name_servers.request_all_servers(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=name_on_wire))
         except RocketMQError as e:
             note = f"Topic {topic} is deleted on all masters, but this server may still have it"
             e.remedy = f"{note}. {e.remedy}" if e.remedy else note
@@ -214,14 +214,14 @@ class BaseAdmin(Closeable):
         return self.offset_reader.bounds(self.route(topic).stored_queues(), Deadline.after(10.0))
 
     def topic_config(self, topic: str, broker: str) -> TopicConfig:
-        on_wire = self._rpc_client.on_wire(topic)
+        name_on_wire = self._rpc_client.name_on_wire(topic)
         try:
             return bodies.topic_config(
-                self._request_master(broker, rpc.GET_TOPIC_CONFIG.request(topic=on_wire, bname=broker)).body
+                self._request_master(broker, rpc.GET_TOPIC_CONFIG.request(topic=name_on_wire, bname=broker)).body
             )
         except NotSupported:  # brokers before 5.0 can only report all topics at once, and a Proxy reports no topic
             return bodies.topic_config(
-                self._request_master(broker, rpc.GET_ALL_TOPIC_CONFIG.request(bname=broker)).body, on_wire
+                self._request_master(broker, rpc.GET_ALL_TOPIC_CONFIG.request(bname=broker)).body, name_on_wire
             )
 
     def create_group(
@@ -233,7 +233,7 @@ class BaseAdmin(Closeable):
         defaults.
         """
         _raise_if_problem(names.group_problem(group, self._rpc_client.scope))
-        body = bodies.subscription_group(self._rpc_client.on_wire(group), **(settings or {}))
+        body = bodies.subscription_group(self._rpc_client.name_on_wire(group), **(settings or {}))
 
         def put_group_request(name: str, address: str) -> Command:
             return self._rpc_client.request(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
@@ -253,7 +253,7 @@ class BaseAdmin(Closeable):
             if (address := broker.replica("hint")) is None:
                 continue
             command = rpc.QUERY_MESSAGE.request(
-                topic=self._rpc_client.on_wire(topic),
+                topic=self._rpc_client.name_on_wire(topic),
                 key=key,
                 maxNum=_MAX_MESSAGES_OF_KEY,
                 beginTimestamp=begin_ms,
@@ -269,7 +269,7 @@ class BaseAdmin(Closeable):
 
     def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeProgress]:
         """The progress of a group in all queues of the topic."""
-        return consume_progress(self._rpc_client, self.route(topic), self._rpc_client.on_wire(group))
+        return consume_progress(self._rpc_client, self.route(topic), self._rpc_client.name_on_wire(group))
 
     def consumed_topics(self, group: str) -> list[str]:
         """Topics for which brokers have offsets of a group, including the group's retry topic. If a master is down, its slave
@@ -278,7 +278,7 @@ class BaseAdmin(Closeable):
         topics: set[str] = set()
         for name, broker in require_brokers(self.cluster()).items():
             if address := broker.replica("hint"):
-                command = rpc.GET_CONSUME_STATS.request(consumerGroup=self._rpc_client.on_wire(group), bname=name)
+                command = rpc.GET_CONSUME_STATS.request(consumerGroup=self._rpc_client.name_on_wire(group), bname=name)
                 topics |= {q.topic for q in bodies.consume_stats(self._rpc_client.request(address, command).body)}
         scope = self._rpc_client.scope
         return sorted(scope.user_name(topic) for topic in topics if scope.is_reversible(topic))
@@ -311,7 +311,7 @@ def consume_progress(
     for name, broker in route.brokers.items():
         if broker.master:
             command = rpc.GET_CONSUME_STATS.request(
-                consumerGroup=group_on_wire, topic=rpc_client.on_wire(route.topic), bname=name
+                consumerGroup=group_on_wire, topic=rpc_client.name_on_wire(route.topic), bname=name
             )
             progress_of_broker = bodies.consume_stats(rpc_client.request(broker.master, command).body)
             progress.update(
@@ -327,10 +327,12 @@ def _configure_topic(
     masters: Mapping[str, str],
     deadline: Deadline,
 ) -> Iterator[tuple[str, str, Command]]:
-    on_wire = rpc_client.on_wire(topic)
+    name_on_wire = rpc_client.name_on_wire(topic)
     return _change_each(
         masters,
-        lambda name, address: rpc_client.request(address, put_topic_request(on_wire, name, configs[name]), deadline),
+        lambda name, address: rpc_client.request(
+            address, put_topic_request(name_on_wire, name, configs[name]), deadline
+        ),
     )
 
 
@@ -344,7 +346,7 @@ def _register_topic(
 
     A broker with ``enableSingleTopicRegister`` sends the same request (``registerSingleTopicAll``).
     """
-    registered_configs, on_wire = dict[str, TopicConfig](), admin._rpc_client.on_wire(topic)
+    registered_configs, name_on_wire = dict[str, TopicConfig](), admin._rpc_client.name_on_wire(topic)
     while (
         not deadline.expired
         and (configs := _configs_to_register(admin, topic, shown_by_broker, registered_configs)) != registered_configs
@@ -352,7 +354,7 @@ def _register_topic(
         # Name servers before 5.0 reject this request. Then the caller waits longer for the route.
         with suppress(RocketMQError):
             make_request = partial(
-                rpc.REGISTER_TOPIC_IN_NAMESRV.request, bodies.topic_registration(configs), topic=on_wire
+                rpc.REGISTER_TOPIC_IN_NAMESRV.request, bodies.topic_registration(configs), topic=name_on_wire
             )
             if (
                 not configs
@@ -360,7 +362,7 @@ def _register_topic(
                 - registered_configs.keys()
             ):
                 # If no broker has the topic any more, the topic has been deleted.
-                make_request = partial(rpc.DELETE_TOPIC_IN_NAMESRV.request, topic=on_wire)
+                make_request = partial(rpc.DELETE_TOPIC_IN_NAMESRV.request, topic=name_on_wire)
             admin.name_servers.request_all_servers(make_request, deadline)
         registered_configs = configs
 

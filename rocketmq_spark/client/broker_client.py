@@ -53,7 +53,7 @@ class BrokerClient:
     def queue_command(self, rpc_row: rpc.RequestRow, queue: MessageQueue, **fields: Any) -> BrokerCommand:
         """Return the request of a row of ``wire/rpc`` about a queue."""
         command = rpc_row.request(
-            topic=self.rpc_client.on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
+            topic=self.rpc_client.name_on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
         )
         return BrokerCommand(queue.broker_name, command, queue.topic, queue)
 
@@ -61,7 +61,7 @@ class BrokerClient:
         return self.queue_command(
             rpc.PULL_MESSAGE,
             queue,
-            consumerGroup=self.rpc_client.on_wire(group),
+            consumerGroup=self.rpc_client.name_on_wire(group),
             queueOffset=offset,
             maxMsgNums=count,
             subscription=NO_FILTER.expression,
@@ -90,7 +90,7 @@ class BrokerClient:
         """
         commands = [
             BrokerCommand(
-                broker, rpc.GET_TOPIC_CONFIG.request(topic=self.rpc_client.on_wire(topic), bname=broker), topic
+                broker, rpc.GET_TOPIC_CONFIG.request(topic=self.rpc_client.name_on_wire(topic), bname=broker), topic
             )
             for broker, topic in sorted(keys)
         ]

@@ -111,13 +111,15 @@ class BrokerRequests:
         if isinstance(answer, DirectResult):
             return bodies.direct_result(answer)
         if isinstance(answer, RunningInfo):
-            on_wire = self._rpc_client.on_wire
+            name_on_wire = self._rpc_client.name_on_wire
             info = replace(
                 answer,
                 queues=_keys_on_wire(self._rpc_client, answer.queues),
-                topics={on_wire(topic): figures for topic, figures in answer.topics.items()},
+                topics={name_on_wire(topic): figures for topic, figures in answer.topics.items()},
             )
-            return bodies.running_info(info, group_membership(self._group, answer.membership).on_wire(on_wire))
+            return bodies.running_info(
+                info, group_membership(self._group, answer.membership).name_on_wire(name_on_wire)
+            )
         return bodies.consumer_offsets(_keys_on_wire(self._rpc_client, answer))
 
 

@@ -60,7 +60,7 @@ class OffsetCommit:
         return {**errors, **self._store(remaining_offsets, self.deadline)}
 
     def _store(self, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> dict[MessageQueue, RocketMQError]:
-        group = self.broker_client.rpc_client.on_wire(self.group)
+        group = self.broker_client.rpc_client.name_on_wire(self.group)
         commands = [
             self.broker_client.queue_command(
                 rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=group, commitOffset=offset
@@ -93,7 +93,7 @@ class RemotingCommitter:
     def members(self, group: str, broker_name: str, deadline: Deadline) -> list[str]:
         """See ``ports.OffsetCommitter``."""
         command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(
-            consumerGroup=self._broker_client.rpc_client.on_wire(group), bname=broker_name
+            consumerGroup=self._broker_client.rpc_client.name_on_wire(group), bname=broker_name
         )
         # A broker without members of the group answers with an error.
         accepted_codes = Response.SUCCESS, Response.SYSTEM_ERROR

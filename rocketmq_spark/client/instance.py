@@ -258,7 +258,7 @@ class ClientInstance:
 
     def join(self, member: RegisteredMember) -> None:
         """Add ``member``, and send its first heartbeat soon. Raises ``LocalProtocolError`` if the group has a consumer here."""
-        group_on_wire = self._rpc_client.on_wire(member.group)
+        group_on_wire = self._rpc_client.name_on_wire(member.group)
         if member.consumes and self._registry.has_consumer(group_on_wire):
             # An earlier consumer that was not closed and is no longer referenced may wait for garbage collection.
             dropped.wait_for_dropped(Deadline.after(TIMEOUT_S))
@@ -279,7 +279,7 @@ class ClientInstance:
         """Remove ``member``. If its group has no other member here, also unregister the group, now or later. Failures of single
         brokers are logged. After an interruption, the call may be repeated.
         """
-        group_on_wire = self._rpc_client.on_wire(member.group)
+        group_on_wire = self._rpc_client.name_on_wire(member.group)
         is_last = self._registry.remove(group_on_wire, member)
         self._stop_timer(unless_needed=True)
         if not is_last:
@@ -402,7 +402,7 @@ class ClientInstance:
 
     def _membership(self, group_on_wire: str, member: RegisteredMember) -> GroupMembership:
         assert member.membership is not None
-        return replace(member.membership().on_wire(self._rpc_client.on_wire), group=group_on_wire)
+        return replace(member.membership().name_on_wire(self._rpc_client.name_on_wire), group=group_on_wire)
 
     def refresh_cluster(self, deadline: Deadline) -> None:
         """Fetch the list of all brokers, if any member sends heartbeats to all brokers."""

@@ -173,8 +173,8 @@ def pull_command(request: PullRequest, rpc_client: RpcClient, is_to_master: bool
     sys_flag |= PullSysFlag.SUSPEND if request.suspend_s else 0
     sys_flag |= PullSysFlag.SUBSCRIPTION if request.post_filter else 0
     fields: dict[str, Any] = {
-        "consumerGroup": rpc_client.on_wire(request.group),
-        "topic": rpc_client.on_wire(request.queue.topic),
+        "consumerGroup": rpc_client.name_on_wire(request.group),
+        "topic": rpc_client.name_on_wire(request.queue.topic),
         "queueId": request.queue.queue_id,
         "queueOffset": request.offset,
         "maxMsgNums": request.count,

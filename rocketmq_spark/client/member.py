@@ -114,10 +114,10 @@ class RemotingMember:
         }
 
     def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> dict[tuple[str, str], str]:
-        group_on_wire = self._rpc_client.on_wire(group)
+        group_on_wire = self._rpc_client.name_on_wire(group)
         commands = []
         for topic in topics:
-            body = bodies.consume_mode_query(group_on_wire, self._rpc_client.on_wire(topic), self.client_id)
+            body = bodies.consume_mode_query(group_on_wire, self._rpc_client.name_on_wire(topic), self.client_id)
             try:
                 brokers = sorted(self._routes.recent_route(topic, deadline).brokers)
             except RocketMQError as e:
@@ -152,7 +152,7 @@ class RemotingMember:
             raise BrokerNotFound(f"{problem} has an address", topic=topic)
         chosen_broker = self._rng.choice(brokers)
         address = chosen_broker.master or self._rng.choice(chosen_broker.slaves)
-        command = rpc_row.request(consumerGroup=self._rpc_client.on_wire(group), bname=chosen_broker.broker_name)
+        command = rpc_row.request(consumerGroup=self._rpc_client.name_on_wire(group), bname=chosen_broker.broker_name)
         return self._rpc_client.request(address, command, deadline)
 
     # --- queues and their offsets
@@ -239,7 +239,7 @@ class RemotingMember:
         queues_of_broker: dict[str, list[MessageQueue]] = {}
         for queue in sorted(queues):
             queues_of_broker.setdefault(queue.broker_name, []).append(queue)
-        group_on_wire = self._rpc_client.on_wire(group)
+        group_on_wire = self._rpc_client.name_on_wire(group)
         commands = [
             BrokerCommand(
                 name,

@@ -94,7 +94,7 @@ class RemotingOffsetReader:
             queues_by_key[queue.broker_name, queue.topic].add(queue)
         commands = [
             BrokerCommand(
-                broker, rpc.GET_TOPIC_STATS_INFO.request(topic=self.rpc_client.on_wire(topic), bname=broker), topic
+                broker, rpc.GET_TOPIC_STATS_INFO.request(topic=self.rpc_client.name_on_wire(topic), bname=broker), topic
             )
             for broker, topic in sorted(first_queue_by_key)
         ]
@@ -228,7 +228,7 @@ class RemotingOffsetReader:
         return {queue: row.answer(answer)["offset"] for queue, answer in zip(queues, answers, strict=True)}
 
     def read_queue_count(self, topic: str, broker_name: str, deadline: Deadline) -> int | None:
-        command = rpc.GET_TOPIC_CONFIG.request(topic=self.rpc_client.on_wire(topic), bname=broker_name)
+        command = rpc.GET_TOPIC_CONFIG.request(topic=self.rpc_client.name_on_wire(topic), bname=broker_name)
         (answer,) = self.broker_client.request_each([BrokerCommand(broker_name, command, topic)], deadline)
         if isinstance(answer, NotSupported | AccessDenied):
             return None
@@ -291,7 +291,7 @@ class RemotingOffsetReader:
         With ``zero_if_in_memory``, returns 0 instead of None if the queue's first message is in the broker's memory.
         """
         set_zero_if_not_found = None if zero_if_in_memory else False
-        group_on_wire = self.rpc_client.on_wire(group)
+        group_on_wire = self.rpc_client.name_on_wire(group)
         commands = [
             self.broker_client.queue_command(
                 rpc.QUERY_CONSUMER_OFFSET, queue, consumerGroup=group_on_wire, setZeroIfNotFound=set_zero_if_not_found
@@ -381,7 +381,7 @@ class RemotingOffsetReader:
         """See ``ports.OffsetReader``. A broker answers a pull with all messages if the expression is invalid, so expressions
         are checked first.
         """
-        body = bodies.client_config_check(self.rpc_client.on_wire(group), self.rpc_client.on_wire(topic), sql)
+        body = bodies.client_config_check(self.rpc_client.name_on_wire(group), self.rpc_client.name_on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
         (answer,) = self.broker_client.request_all([BrokerCommand(broker_name, command, topic)], deadline)
         return not answer.is_from_proxy

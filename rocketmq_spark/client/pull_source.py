@@ -33,8 +33,8 @@ class RemotingPulls:
         self._attributes = attributes
         self._retry = retry
 
-    def on_wire(self, name: str) -> str:
-        return self._rpc_client.on_wire(name)
+    def name_on_wire(self, name: str) -> str:
+        return self._rpc_client.name_on_wire(name)
 
     def signing_keys(self) -> tuple[str, str, str | None] | None:
         if self._rpc_client.credentials is None:

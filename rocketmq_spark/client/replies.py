@@ -265,7 +265,7 @@ class RemotingReplies:
             body, sys_flag = compressed_body, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
         return lambda broker_name: rpc.SEND_REPLY_MESSAGE_V2.request(
             body,
-            producerGroup=self._rpc_client.on_wire(group),
+            producerGroup=self._rpc_client.name_on_wire(group),
             topic=cluster + REPLY_SUFFIX,
             defaultTopic=AUTO_CREATE_TOPIC,
             defaultTopicQueueNums=1,

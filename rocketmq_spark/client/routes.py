@@ -117,7 +117,7 @@ class Routes:
 
     def __init__(self, name_servers: NameServers) -> None:
         self._name_servers = name_servers
-        self.on_wire, self.scope = name_servers.rpc_client.on_wire, name_servers.rpc_client.scope
+        self.name_on_wire, self.scope = name_servers.rpc_client.name_on_wire, name_servers.rpc_client.scope
         self.recent_s = ROUTE_AGE_S
         self._lock = threading.Lock()
         # By topic, with the time when the route was fetched.
@@ -287,9 +287,9 @@ class Routes:
         rpc_client = self._name_servers.rpc_client
         replicas = [(data.broker_name, address) for data, broker in brokers for address in broker.replicas]
         attempts = [rpc_client.pool.last_attempt(address) for _, address in replicas]
-        on_wire = self.on_wire(topic)
+        name_on_wire = self.name_on_wire(topic)
         answers = rpc_client.invoke_each(
-            [(address, rpc.GET_TOPIC_STATS_INFO.request(topic=on_wire, bname=name)) for name, address in replicas],
+            [(address, rpc.GET_TOPIC_STATS_INFO.request(topic=name_on_wire, bname=name)) for name, address in replicas],
             deadline,
         )
         # During a backoff, the pool returns the error of an earlier attempt, which says nothing about the present.
@@ -407,7 +407,7 @@ class Routes:
         return replace(route, brokers={**route.brokers, **corrected_brokers})
 
     def _route_request(self, topic: str) -> Command:
-        return route_request(self.on_wire(topic))
+        return route_request(self.name_on_wire(topic))
 
     def forget(self, topic: str) -> None:
         """Remove the route of a topic. Keeps the addresses of its brokers, because a name server that has just started may not

@@ -183,9 +183,9 @@ class RpcClient:
     # Requests without an answer when ``invoke_with_grace`` returned, by address. The only state of this class.
     late_answers: dict[str, _PendingAnswers] = field(default_factory=dict, compare=False, repr=False)
 
-    def on_wire(self, name: str) -> str:
+    def name_on_wire(self, name: str) -> str:
         """The name of a topic or group on brokers. Other packages use only the user's names."""
-        return self.scope.on_wire(name)
+        return self.scope.name_on_wire(name)
 
     def is_private(self, address: str) -> bool:
         """Whether requests to an address and their answers are encrypted or stay on this machine."""
@@ -208,7 +208,7 @@ class RpcClient:
 
     def queue_on_wire(self, queue: MessageQueue) -> MessageQueue:
         """A queue with the topic's name on brokers."""
-        return queue._replace(topic=self.on_wire(queue.topic))
+        return queue._replace(topic=self.name_on_wire(queue.topic))
 
     def request(
         self,

@@ -64,13 +64,13 @@ class RemotingSendBack:
         self, group: str, message: ReceivedMessage, delay_level: int, max_reconsume_times: int, deadline: Deadline
     ) -> None:
         """See ``ports.GroupMember``."""
-        on_wire = self._broker_client.rpc_client.on_wire
+        name_on_wire = self._broker_client.rpc_client.name_on_wire
         command = rpc.CONSUMER_SEND_MSG_BACK.request(
             offset=message.commit_log_offset,
-            group=on_wire(group),
+            group=name_on_wire(group),
             delayLevel=delay_level,
             originMsgId=message.msg_id,
-            originTopic=on_wire(message.topic),
+            originTopic=name_on_wire(message.topic),
             unitMode=False,
             maxReconsumeTimes=max_reconsume_times,
             bname=message.broker_name,
@@ -81,7 +81,11 @@ class RemotingSendBack:
     def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
         """See ``ports.GroupMember``. Tries up to ``SEND_BACK_ATTEMPTS`` queues, first the queues of other brokers."""
         request = retry_copy(
-            group, message, max_reconsume_times, self._broker_client.rpc_client.on_wire, time.time_ns() // 1_000_000
+            group,
+            message,
+            max_reconsume_times,
+            self._broker_client.rpc_client.name_on_wire,
+            time.time_ns() // 1_000_000,
         )
         queues = list(self._sender.publish_queues(RETRY_PREFIX + group, deadline))
         start = message.queue_offset % len(queues)
@@ -121,7 +125,7 @@ def _acceptable_properties(properties: dict[str, str], message: ReceivedMessage)
 
 
 def retry_copy(
-    group: str, message: ReceivedMessage, max_reconsume_times: int, on_wire: Callable[[str], str], now_ms: int
+    group: str, message: ReceivedMessage, max_reconsume_times: int, name_on_wire: Callable[[str], str], now_ms: int
 ) -> SendRequest:
     """Return a copy of the message for the retry topic of ``group``, with the delay level of its next attempt. A message that
     cannot be decoded is copied with its stored bytes. Raises ``MessageRefused`` if no broker would accept the copy.
@@ -135,7 +139,7 @@ def retry_copy(
     properties: dict[str, str | None] = {
         **copied_properties,
         Property.ORIGIN_MESSAGE_ID: copied_properties.get(Property.ORIGIN_MESSAGE_ID) or message.msg_id,
-        Property.RETRY_TOPIC: on_wire(message.topic),
+        Property.RETRY_TOPIC: name_on_wire(message.topic),
         Property.RECONSUME_TIME: str(reconsume_times + 1),
         Property.MAX_RECONSUME_TIMES: str(max_times),
         Property.DELAY: str(FIRST_RETRY_LEVEL + reconsume_times),

@@ -183,9 +183,9 @@ class RemotingSender:
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
         command = rpc.RECALL_MESSAGE.request(
-            topic=self._rpc_client.on_wire(topic),
+            topic=self._rpc_client.name_on_wire(topic),
             recallHandle=handle,
-            producerGroup=self._rpc_client.on_wire(group),
+            producerGroup=self._rpc_client.name_on_wire(group),
             bname=broker_name,
         )
         address = self._routes.address(broker_name)
@@ -196,7 +196,9 @@ class RemotingSender:
 
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
         try:
-            command = rpc.GET_MAX_OFFSET.request(topic=self._rpc_client.on_wire(topic), queueId=0, bname=broker_name)
+            command = rpc.GET_MAX_OFFSET.request(
+                topic=self._rpc_client.name_on_wire(topic), queueId=0, bname=broker_name
+            )
             self._rpc_client.request(self._routes.address(broker_name), command, deadline)
         except RocketMQError:
             return False
@@ -267,7 +269,7 @@ def _command(rpc_client: RpcClient, queue: MessageQueue, request: SendRequest, i
         raise LocalProtocolError(
             f"sysFlag {request.sys_flag:#x} has bits that a request must not have", topic=queue.topic, queue=str(queue)
         )
-    group, properties = rpc_client.on_wire(request.group), request.properties
+    group, properties = rpc_client.name_on_wire(request.group), request.properties
     if request.sys_flag & SysFlag.TRANSACTION_PREPARED:
         properties += encode_properties({Property.PRODUCER_GROUP: group})
     rpc_row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
@@ -275,7 +277,7 @@ def _command(rpc_client: RpcClient, queue: MessageQueue, request: SendRequest, i
     return make_command(
         request.data,
         producerGroup=group,
-        topic=rpc_client.on_wire(queue.topic),
+        topic=rpc_client.name_on_wire(queue.topic),
         defaultTopic=AUTO_CREATE_TOPIC,
         defaultTopicQueueNums=request.default_topic_queues,
         queueId=queue.queue_id,

@@ -154,7 +154,7 @@ class TopicAttributesCache:
 
     def _fetch(self, topic: str, broker_name: str, deadline: Deadline) -> Attributes | None:
         address = self._address(topic, broker_name, deadline)
-        command = rpc.GET_TOPIC_CONFIG.request(topic=self._rpc_client.on_wire(topic), bname=broker_name)
+        command = rpc.GET_TOPIC_CONFIG.request(topic=self._rpc_client.name_on_wire(topic), bname=broker_name)
         answer = self._rpc_client.invoke(address, command, deadline.within(self._rpc_client.request_timeout_s))
         if answer.code == codes.Response.SUCCESS:
             attributes = bodies.topic_config(answer.body).attributes
@@ -189,7 +189,7 @@ def max_timer_delays_ms(
     """Return the longest timer delay in ms of each of ``masters`` (addresses by name) that answers; 0 if timers are
     disabled.
     """
-    topic_on_wire = rpc_client.on_wire(topic)
+    topic_on_wire = rpc_client.name_on_wire(topic)
     requests = [
         (address, rpc.GET_MAX_OFFSET.request(topic=topic_on_wire, queueId=0, bname=name))
         for name, address in masters.items()
@@ -218,7 +218,7 @@ def has_online_consumer(rpc_client: RpcClient, topic: str, masters: Sequence[str
 
     If no broker reports such a consumer, raises the error of a broker that did not answer.
     """
-    topic_on_wire = rpc_client.on_wire(topic)
+    topic_on_wire = rpc_client.name_on_wire(topic)
     group_answers = rpc_client.invoke_each(
         [(address, rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=topic_on_wire)) for address in masters],
         _first_half_deadline(deadline),

@@ -38,7 +38,7 @@ def readers(rpc_client: RpcClient, admin: BaseAdmin, topic: str) -> list[GroupRe
     masters = {data.broker_name: data.master for data in route.brokers.values() if data.master}
     groups: set[str] = set()
     for name, address in masters.items():
-        command = rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=rpc_client.on_wire(topic), bname=name)
+        command = rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=rpc_client.name_on_wire(topic), bname=name)
         groups.update(bodies.group_list(rpc_client.request(address, command).body))
     return [reader for group in sorted(groups) for reader in _readers_of_group(rpc_client, route, group, masters)]
 
@@ -93,10 +93,10 @@ def member_subscriptions(rpc_client: RpcClient, admin: BaseAdmin, group: str) ->
     report its subscriptions.
     """
     subscriptions: dict[str, dict[str, Filter] | None] = {}
-    on_wire = rpc_client.on_wire(group)
+    name_on_wire = rpc_client.name_on_wire(group)
     masters = {name: data.master for name, data in admin.cluster().items() if data.master}
-    for member, address in sorted(_members(rpc_client, on_wire, masters).items()):
-        command = rpc.GET_CONSUMER_RUNNING_INFO.request(consumerGroup=on_wire, clientId=member, jstackEnable=False)
+    for member, address in sorted(_members(rpc_client, name_on_wire, masters).items()):
+        command = rpc.GET_CONSUMER_RUNNING_INFO.request(consumerGroup=name_on_wire, clientId=member, jstackEnable=False)
         try:
             filters = bodies.member_filters(rpc_client.request(address, command).body)
         except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
@@ -124,8 +124,8 @@ def _queues_of_member(
     except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
         _log_unknown_member(e, member)
         return None
-    on_wire = rpc_client.on_wire(topic)
-    return tuple(queue._replace(topic=topic) for queue in queues if queue.topic == on_wire)
+    name_on_wire = rpc_client.name_on_wire(topic)
+    return tuple(queue._replace(topic=topic) for queue in queues if queue.topic == name_on_wire)
 
 
 def _log_unknown_member(error: RocketMQError, member: str) -> None:

@@ -69,8 +69,8 @@ def send_decision(rpc_client: RpcClient, address: str, place: HalfPlace, decisio
     is_decided = decision is not TransactionState.UNKNOWN
     rpc_row = rpc.END_TRANSACTION
     command = (rpc_row.request if is_decided else rpc_row.oneway)(
-        topic=rpc_client.on_wire(place.topic),
-        producerGroup=rpc_client.on_wire(place.group),
+        topic=rpc_client.name_on_wire(place.topic),
+        producerGroup=rpc_client.name_on_wire(place.group),
         tranStateTableOffset=place.half_offset,
         commitLogOffset=place.commit_log_offset,
         commitOrRollback=_DECISION_FLAGS[decision],
@@ -115,7 +115,7 @@ class HalfChecks:
             state.COMMIT,
             state.ROLLBACK,
             state.UNKNOWN,
-            ("remoting", rpc_client.on_wire(group)),
+            ("remoting", rpc_client.name_on_wire(group)),
         )
         self.leave = self._coalescer.leave
 

@@ -168,7 +168,7 @@ MAX_MESSAGES, MAX_WAIT_S = 32, 20.0
 # A user without a home folder, as in some containers, must set the option ``localOffsetsDir`` for broadcasting consumers.
 _DEFAULT_OFFSETS_FOLDER = Path("~/.rocketmq_offsets")
 _Range = tuple[str, float, float, float]
-OnWire = Callable[[str], str]  # returns the name of a topic or group at brokers
+NameOnWire = Callable[[str], str]  # returns the name of a topic or group at brokers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,8 +234,8 @@ class ConsumerSettings:
     is_offsets_folder_given: bool = False
 
     @classmethod
-    def from_options(cls, options: Options, on_wire: OnWire = str) -> ConsumerSettings:
-        """Return the settings for these options. ``on_wire`` adds the namespace or environment to a name."""
+    def from_options(cls, options: Options, name_on_wire: NameOnWire = str) -> ConsumerSettings:
+        """Return the settings for these options. ``name_on_wire`` adds the namespace or environment to a name."""
         environment, group = group_in_environment(options)
         batch_max_size = options.consume_message_batch_max_size
         if options.arrow and "consume_message_batch_max_size" not in options.given:
@@ -250,8 +250,8 @@ class ConsumerSettings:
             auto_commit=options.auto_commit,
             auto_commit_interval_s=options.auto_commit_interval,
             consume_from=ConsumeFrom.parse(options.consume_from_where),
-            allocate=allocation_strategy(options, on_wire),
-            wire_group=on_wire(group),
+            allocate=allocation_strategy(options, name_on_wire),
+            wire_group=name_on_wire(group),
             name_servers=options.name_server,
             threads=options.consume_thread_min,
             consume_batch_max_size=batch_max_size,
@@ -342,7 +342,7 @@ def group_in_environment(options: Options) -> tuple[Environment | None, str]:
     return environment, environment.group(options.group)
 
 
-def allocation_strategy(options: Options, on_wire: OnWire = str) -> Allocate:
+def allocation_strategy(options: Options, name_on_wire: NameOnWire = str) -> Allocate:
     """Return the allocation strategy of the options with its parameters.
 
     All members of a group in an environment share the environment's queues, so the strategy 'environment' becomes 'averagely'.
@@ -362,6 +362,6 @@ def allocation_strategy(options: Options, on_wire: OnWire = str) -> Allocate:
         )
     config: dict[str, Any] = {"allocationConfig": options.allocation_config, "machineRooms": machine_rooms or None}
     if strategy_name == "consistenthash":
-        config["onWire"] = on_wire
+        config["onWire"] = name_on_wire
     parameters = {name: value for name, value in config.items() if value is not None}
     return partial(allocate, strategy, **parameters)

@@ -70,7 +70,10 @@ def _check_topics_of_group(member: GroupMember, parsed: Options, topic: str) -> 
     it, and the messages in these queues would never be sent. All brokers of the topic are queried, because a member may be
     known only to the brokers of its own topics.
     """
-    group, on_wire = parsed.group, scope_of(parsed).on_wire  # the user may have given the topic name that brokers use
+    group, name_on_wire = (
+        parsed.group,
+        scope_of(parsed).name_on_wire,
+    )  # the user may have given the topic name that brokers use
     deadline, errors = Deadline.after(_GROUP_CHECK_TIMEOUT_S), dict[str, RocketMQError]()
     for broker in sorted({queue.broker_name for queue in member.queues(topic, deadline)}):
         try:
@@ -80,9 +83,11 @@ def _check_topics_of_group(member: GroupMember, parsed: Options, topic: str) -> 
                 errors[broker] = e
             continue
         other_topics = sorted(
-            name for name in subscriptions if on_wire(name) != on_wire(topic) and not name.startswith(RETRY_PREFIX)
+            name
+            for name in subscriptions
+            if name_on_wire(name) != name_on_wire(topic) and not name.startswith(RETRY_PREFIX)
         )
-        if other_topics or on_wire(topic) not in map(on_wire, subscriptions):
+        if other_topics or name_on_wire(topic) not in map(name_on_wire, subscriptions):
             more_text = f" and {len(other_topics) - 3} more" if len(other_topics) > 3 else ""
             reading_text = f"read {', '.join(other_topics[:3])}{more_text}, and this node would read {topic}"
             raise OptionError(
@@ -119,10 +124,10 @@ def open_node(node_settings: NodeSettings, **options: object) -> DelayService:
     scope = scope_of(parsed)
 
     def has_envelopes(topic: str) -> bool:
-        return has_default_name(topic) or scope.on_wire(topic) == scope.on_wire(node_settings.topic)
+        return has_default_name(topic) or scope.name_on_wire(topic) == scope.name_on_wire(node_settings.topic)
 
     rules = envelope_records.DeliveryRules(
-        settings, node_settings.dead_topic, node_settings.topics, has_envelopes, scope.on_wire(node_settings.topic)
+        settings, node_settings.dead_topic, node_settings.topics, has_envelopes, scope.name_on_wire(node_settings.topic)
     )
     store = Store(node_settings.folder, use=COPY_TO_SERVE)
     try:

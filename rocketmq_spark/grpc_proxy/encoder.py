@@ -59,7 +59,7 @@ class TopicName(NamedTuple):
     """A topic: its name for users, and its name on the wire."""
 
     name: str
-    on_wire: str
+    name_on_wire: str
 
 
 class ProxySendRequest(NamedTuple):
@@ -149,9 +149,9 @@ class ProxyEncoder:
     """Implements ``model.send.MessageEncoder``. ``messages_of`` decodes the messages of a send whose body is bytes."""
 
     def __init__(
-        self, on_wire: Callable[[str], str], host: str, messages_of: Callable[[SendRequest], Sequence[SentMessage]]
+        self, name_on_wire: Callable[[str], str], host: str, messages_of: Callable[[SendRequest], Sequence[SentMessage]]
     ) -> None:
-        self._on_wire = on_wire
+        self._on_wire = name_on_wire
         self._host = host
         self._messages_of = messages_of
         self._last_encoder = "", 0, RequestEncoder(TopicName("", ""), 0, host)
@@ -189,7 +189,7 @@ class RequestEncoder:
         self._topic = topic
         self._born_ms = born_ms
         self.common_fields = content_field(
-            "Message", "topic", content_field("Resource", "name", topic.on_wire.encode())
+            "Message", "topic", content_field("Resource", "name", topic.name_on_wire.encode())
         )
         self.common_system_fields = b"".join(
             (

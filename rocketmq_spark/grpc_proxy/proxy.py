@@ -45,12 +45,12 @@ _SUCCESS_CODES = (Code.OK, Code.MULTIPLE_RESULTS)
 class ProxyConnectOptions(NamedTuple):
     """Options of the connections to a Proxy.
 
-    ``addresses`` are ``host:port``, one for each endpoint. ``on_wire`` converts names to names on the wire. ``keys`` returns the
-    current keys that sign calls; None without authentication.
+    ``addresses`` are ``host:port``, one for each endpoint. ``name_on_wire`` converts names to names on the wire. ``keys``
+    returns the current keys that sign calls; None without authentication.
     """
 
     addresses: tuple[str, ...]
-    on_wire: Callable[[str], str]
+    name_on_wire: Callable[[str], str]
     keys: Callable[[], SigningKeys | None]
     tls: Tls | None = None
     connect_timeout_s: float = 3.0
@@ -65,7 +65,7 @@ class Proxy:
         self.connect_options = connect_options
         self.host = platform.node() or "localhost"
         self.client_id = f"{self.host}@{os.getpid()}@{next(_client_numbers)}@{uuid.uuid4().hex[:8]}"
-        self.on_wire = connect_options.on_wire
+        self.name_on_wire = connect_options.name_on_wire
         self._endpoints = Endpoints(connect_options.addresses)
         self.open()
         self._user_agent = proto("UA")(
@@ -95,7 +95,7 @@ class Proxy:
 
     def resource(self, name: str) -> Any:
         """Return a topic or group as a ``Resource``."""
-        return proto("Resource")(name=self.on_wire(name))
+        return proto("Resource")(name=self.name_on_wire(name))
 
     def channel(self, preferred: str | None = None) -> ProxyChannel:
         """Return the channel of the endpoint that ``Endpoints.choose`` returns for ``preferred``."""

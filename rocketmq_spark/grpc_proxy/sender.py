@@ -66,7 +66,7 @@ class ProxySender:
     ) -> None:
         self._transactions = ProxyTransactions(proxy, unpack)
         self._proxy = proxy
-        self._encoder = ProxyEncoder(proxy.on_wire, proxy.host, messages_of)
+        self._encoder = ProxyEncoder(proxy.name_on_wire, proxy.host, messages_of)
         self._routes: dict[str, _Route] = {}
         self._route = functools.partial(_route, proxy, self._routes)
 

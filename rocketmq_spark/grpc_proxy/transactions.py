@@ -232,7 +232,7 @@ class ProxyTransactions:
         name = NAMESPACE_SEPARATOR.join(filter(None, (resource.resource_namespace, resource.name)))
         with self._lock:
             topics_by_wire_name = {
-                self._proxy.on_wire(topic): (topic, groups) for topic, groups in self._groups_by_topic.items()
+                self._proxy.name_on_wire(topic): (topic, groups) for topic, groups in self._groups_by_topic.items()
             }
             topic, groups = topics_by_wire_name.get(name, ("", ()))
             registrations = list(self._checks.values())

@@ -326,7 +326,9 @@ class BaseProducer(ClosedWhenDropped):
         if (delay_handle := DelayHandle.parse(recall_handle)) is not None:
             return self._cancel_envelope(delay_handle, topic, deadline)
         handle = RecallHandle.parse(recall_handle)
-        if handle.topic != (scope := self.settings.scope).on_wire(topic):  # the handle has the name that brokers use
+        if handle.topic != (scope := self.settings.scope).name_on_wire(
+            topic
+        ):  # the handle has the name that brokers use
             raise MessageRefused(f"the recall handle belongs to topic {scope.user_name(handle.topic)!r}", topic=topic)
         self._destinations.queues(topic, deadline)  # the broker's address comes with the route
         return self._sender.recall(topic, handle.broker_name, recall_handle, self.settings.group, deadline)

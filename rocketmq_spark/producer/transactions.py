@@ -420,7 +420,7 @@ class TransactionProducer(BaseProducer):
         prepared = encoding.as_half(prepared)
         msg_id = prepared.msg_id
         scope = self.settings.scope
-        topic = scope.user_name(scope.on_wire(message.topic))  # a check contains this name of the topic
+        topic = scope.user_name(scope.name_on_wire(message.topic))  # a check contains this name of the topic
         content = content_digest(topic, prepared.message.body, decode_properties(prepared.properties))
         fate = HalfFate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), content)
         _registry.add(msg_id, fate)  # the broker may ask before it acknowledges

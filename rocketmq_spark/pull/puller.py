@@ -113,8 +113,8 @@ class Puller:
     def template(self, queue: MessageQueue, broker_filter: Filter = NO_FILTER) -> PullTemplate:
         """Return the template of pulls of one queue. The pulls commit no offset, and the broker answers them at once."""
         request = rpc.PULL_MESSAGE.request(
-            consumerGroup=self.source.on_wire(self.group),
-            topic=self.source.on_wire(queue.topic),
+            consumerGroup=self.source.name_on_wire(self.group),
+            topic=self.source.name_on_wire(queue.topic),
             queueId=queue.queue_id,
             queueOffset=0,
             maxMsgNums=1,

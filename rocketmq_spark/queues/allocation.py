@@ -264,10 +264,10 @@ def _consistent_hash(queues: Queues, consumers: list[str], config: Config) -> Qu
     virtual_nodes = config.get("virtualNodes", 10)
     if not isinstance(virtual_nodes, int) or isinstance(virtual_nodes, bool) or virtual_nodes < 0:
         raise OptionError(f"illegal virtualNodeCnt :{virtual_nodes}: expected a whole number of at least 0")
-    ring, on_wire = Ring(consumers, virtual_nodes, config.get("hash") or md5_hash), config.get("onWire") or str
+    ring, name_on_wire = Ring(consumers, virtual_nodes, config.get("hash") or md5_hash), config.get("onWire") or str
     shares: dict[str | None, Queues] = {}
     for queue in queues:
-        key = queue_key(queue._replace(topic=on_wire(queue.topic)))
+        key = queue_key(queue._replace(topic=name_on_wire(queue.topic)))
         shares.setdefault(ring.owner(key), []).append(queue)
     return lambda consumer: shares.get(consumer, [])
 

@@ -55,7 +55,7 @@ class Consumer(group_consumer.BaseConsumer):
         parsed = parse_options("consumer", name_server, group, options)
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
-        settings = ConsumerSettings.from_options(parsed, scope_of(parsed).on_wire)
+        settings = ConsumerSettings.from_options(parsed, scope_of(parsed).name_on_wire)
         if settings.uses_pop:
             super().__init__(pop_member(parsed), settings)
         else:
@@ -91,7 +91,7 @@ class PullConsumer(pull.BasePullConsumer):
         parsed = parse_options("pull consumer", name_server, group, options)
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
-        settings = ConsumerSettings.from_options(parsed, scope_of(parsed).on_wire)
+        settings = ConsumerSettings.from_options(parsed, scope_of(parsed).name_on_wire)
         super().__init__(member(parsed), settings, _arrow_batch, backlog_reader=_backlog_reader(parsed, settings.group))
         if telemetry := instrumentation(parsed, self.client_id):
             telemetry.instrument_receives(self, "_poll", itemgetter(0))

@@ -58,7 +58,7 @@ def _create_proxy(options: Options) -> Proxy:
     tls = Tls(options.tls_ca_file, options.tls_cert_file, options.tls_key_file, options.tls_server_name)
     connect_options = ProxyConnectOptions(
         options.proxy_endpoint,
-        scope_of(options).on_wire,
+        scope_of(options).name_on_wire,
         keys,
         tls if options.tls else None,
         options.connect_timeout,

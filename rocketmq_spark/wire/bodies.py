@@ -76,7 +76,7 @@ class GroupMembership:
     versions_ms: Mapping[str, int] = field(default_factory=dict)
     expression_types: Mapping[str, str] = field(default_factory=dict)
 
-    def on_wire(self, to_wire_name: Callable[[str], str]) -> GroupMembership:
+    def name_on_wire(self, to_wire_name: Callable[[str], str]) -> GroupMembership:
         """The same membership with topic names as they are on the wire."""
         return replace(
             self,

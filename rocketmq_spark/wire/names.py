@@ -56,7 +56,7 @@ def read_problem(topic: str, scope: Scope | None = None) -> str | None:
 def _problem(kind: str, name: str, scope: Scope | None, limit: int, special_kind: str = "") -> str | None:
     if not name.strip():
         return f"The specified {kind} is blank."
-    wire_name = name if scope is None else scope.on_wire(name)
+    wire_name = name if scope is None else scope.name_on_wire(name)
     for checked_name in (name, wire_name):
         if illegal_characters := dict.fromkeys("".join(_ILLEGAL.findall(checked_name))):
             legal = legal_name(checked_name, limit)
@@ -170,7 +170,7 @@ class Scope(NamedTuple):
     namespace: str = ""
     suffix: str = ""
 
-    def on_wire(self, name: str) -> str:
+    def name_on_wire(self, name: str) -> str:
         """The name of a topic or group on the wire. System names, and names that have the namespace and suffix, are unchanged."""
         wrapped = wrap_namespace(self.namespace, name)
         if not self.suffix or not name or _is_system(name) or wrapped.endswith(self._suffix_ending):
@@ -191,8 +191,8 @@ class Scope(NamedTuple):
         return not self.suffix or (name.endswith(self._suffix_ending) and not _is_system(name))
 
     def is_reversible(self, name: str) -> bool:
-        """Whether ``on_wire(user_name(name))`` is ``name`` again. The result may differ if the name is of another scope."""
-        return self.on_wire(self.user_name(name)) == name
+        """Whether ``name_on_wire(user_name(name))`` is ``name`` again. The result may differ if the name is of another scope."""
+        return self.name_on_wire(self.user_name(name)) == name
 
     def contains(self, name: str) -> bool:
         """Whether a name on the wire has the namespace and suffix of this scope, and can be converted back."""

@@ -421,8 +421,8 @@ def test_a_busy_server_is_told_apart(broker: MockBroker, parts: Parts) -> None:
 
 def test_names_are_wrapped_on_the_way_to_brokers(broker: MockBroker, parts: Parts) -> None:
     calls = RpcClient(parts.pool, scope=Scope("ns"))
-    assert (calls.on_wire("t"), calls.on_wire("%RETRY%g")) == ("ns%t", "%RETRY%ns%g")
-    assert parts.rpc_client.on_wire("t") == "t"
+    assert (calls.name_on_wire("t"), calls.name_on_wire("%RETRY%g")) == ("ns%t", "%RETRY%ns%g")
+    assert parts.rpc_client.name_on_wire("t") == "t"
 
 
 @pytest.mark.parametrize(

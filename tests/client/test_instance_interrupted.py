@@ -61,7 +61,7 @@ class Interrupts:
 
 
 def groups(parts: Parts) -> list[str]:
-    return [on_wire for on_wire, _ in parts.groups.one_member_per_group()]
+    return [name_on_wire for name_on_wire, _ in parts.groups.one_member_per_group()]
 
 
 @pytest.fixture

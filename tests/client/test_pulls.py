@@ -75,7 +75,7 @@ def test_routes_are_those_of_now_and_names_those_of_the_wire(broker: MockBroker,
     for _ in range(2):
         assert parts.pulls.route("t", parts.soon).brokers["broker-a"].master == broker.address
     assert len(broker.seen(Request.GET_ROUTEINFO_BY_TOPIC)) == 2
-    assert parts.pulls.on_wire("t") == "t"
+    assert parts.pulls.name_on_wire("t") == "t"
 
 
 def test_who_signs(broker: MockBroker, parts: Parts) -> None:

@@ -591,7 +591,7 @@ class TestRoutes:
         parts = Parts(broker.address, scope=scope)
         topics = json.dumps({"topicList": [odd, own]}).encode()
         broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, ok(topics))
-        assert [scope.on_wire(topic) for topic in parts.routes.topics()] == [own]
+        assert [scope.name_on_wire(topic) for topic in parts.routes.topics()] == [own]
         parts.pool.close()
 
     def test_whether_there_is_any_broker(self, broker: MockBroker, parts: Parts) -> None:

@@ -184,9 +184,9 @@ def test_allocation_in_namespace_or_environment_equals_javas(case: dict[str, Any
     queues = qs("broker-a:0-3 broker-b:0-3", case["topic"])
     for role in ("consumer", "pull consumer"):
         parsed = options.parse(given).for_role(role)
-        on_wire = scope_of(parsed).on_wire
-        assert on_wire(case["topic"]) == case["wire"]
-        allocate = ConsumerSettings.from_options(parsed, on_wire).allocate
+        name_on_wire = scope_of(parsed).name_on_wire
+        assert name_on_wire(case["topic"]) == case["wire"]
+        allocate = ConsumerSettings.from_options(parsed, name_on_wire).allocate
         for member, expected in case["result"].items():
             found = allocate(member, queues, list(case["result"]))
             assert [f"{queue.broker_name}:{queue.queue_id}" for queue in found] == expected
@@ -196,7 +196,7 @@ def test_allocation_in_namespace_or_environment_equals_javas(case: dict[str, Any
 def test_same_group_name_in_two_namespaces_has_two_file_names() -> None:
     def named(**given: str) -> str | None:
         parsed = options.parse({**SERVER, **given}).for_role("consumer")
-        return ConsumerSettings.from_options(parsed, scope_of(parsed).on_wire).wire_group
+        return ConsumerSettings.from_options(parsed, scope_of(parsed).name_on_wire).wire_group
 
     suffix = {"environment": "dev", "environmentMode": "suffix"}
     assert named() == "g"

@@ -10,7 +10,7 @@ from tests.fakes.route_reader import ROUTE
 def pull_source(compacted: bool = False) -> Fake:
     return Fake(
         ports.PullSource,
-        on_wire=lambda name: f"ns%{name}",
+        name_on_wire=lambda name: f"ns%{name}",
         signing_keys=lambda: ("me", "hush", None),
         route=lambda topic, deadline: ROUTE,
         is_compacted=lambda queue, deadline=None: compacted,

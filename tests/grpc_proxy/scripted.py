@@ -85,4 +85,4 @@ def acknowledge(request: Any, context: grpc.ServicerContext) -> Any:
 
 
 def client(*addresses: str, **access: Any) -> Proxy:
-    return Proxy(ProxyConnectOptions(addresses, **{"on_wire": str, "keys": lambda: None, **access}))
+    return Proxy(ProxyConnectOptions(addresses, **{"name_on_wire": str, "keys": lambda: None, **access}))

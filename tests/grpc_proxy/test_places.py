@@ -86,7 +86,9 @@ def test_all_consumer_requests_use_wire_names_of_topic_and_group(
     answers = {"Telemetry": settings, **{rpc: keep(name, answer) for rpc, (name, answer) in _answers().items()}}
     monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.01)
     with serving(answers) as address:
-        member = ProxyMember(client(address, connect_timeout_s=30.0, on_wire=lambda name: f"ns%{name}"), "g", bytes)
+        member = ProxyMember(
+            client(address, connect_timeout_s=30.0, name_on_wire=lambda name: f"ns%{name}"), "g", bytes
+        )
         soon = Deadline.after(30)
         member.subscribe({"t": NO_FILTER}, soon)
         (message,) = member.receive(("t", 0), 1, 30.0, 1.0, soon)
@@ -120,7 +122,7 @@ def test_a_producer_asks_for_its_topics_by_the_names_of_the_wire() -> None:
         return proto("RecallMessageResponse")(status=status(Code.OK), message_id="ID")
 
     with serving({"QueryRoute": routed, "RecallMessage": recalled}) as address:
-        proxy = client(address, connect_timeout_s=30.0, on_wire=lambda name: f"ns%{name}")
+        proxy = client(address, connect_timeout_s=30.0, name_on_wire=lambda name: f"ns%{name}")
         sender, soon = (
             ProxySender(proxy, proxy_clients.sent_messages, proxy_clients.decompress_body),
             Deadline.after(30),

@@ -137,6 +137,6 @@ def test_keys_are_asked_for_with_each_call():
 
 
 def test_names_are_those_of_the_wire_and_clients_differ():
-    one, other = client("a:1", on_wire=lambda name: f"ns%{name}"), client("a:1")
+    one, other = client("a:1", name_on_wire=lambda name: f"ns%{name}"), client("a:1")
     assert one.resource("t").name == "ns%t"
     assert one.client_id != other.client_id

@@ -166,7 +166,7 @@ def test_what_goes_with_other_messages_is_not_said() -> None:
     ("decision", "resolution"), [(COMMIT, TransactionResolution.COMMIT), (ROLLBACK, TransactionResolution.ROLLBACK)]
 )
 def test_a_decision_proves_nothing_of_the_broker(decision: TransactionState, resolution: int) -> None:
-    with talking(on_wire=lambda name: f"ns%{name}") as (scripted, sender, queue):
+    with talking(name_on_wire=lambda name: f"ns%{name}") as (scripted, sender, queue):
         place = HalfPlace("t", queue.broker_name, "g", "ID", "TX")
         assert sender.end_transaction(place, decision, soon()) is False
         (request,) = scripted.ended
@@ -181,7 +181,7 @@ def test_a_decision_proves_nothing_of_the_broker(decision: TransactionState, res
 def test_a_question_is_answered_where_it_came_from(
     decision: TransactionState, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with talking(on_wire=lambda name: f"ns%{name}") as (scripted, sender, queue):
+    with talking(name_on_wire=lambda name: f"ns%{name}") as (scripted, sender, queue):
         asked: list[tuple[PoppedMessage, HalfPlace]] = []
 
         def check(message: Any, place: HalfPlace) -> TransactionState:

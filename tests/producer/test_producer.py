@@ -373,10 +373,10 @@ def test_the_kind_of_a_topic_is_looked_at_again_with_its_route(bench: Bench) -> 
         assert ("UNIQ_KEY" in decode_properties(bench.sender.requests[-1].properties)) == whole
 
 
-@pytest.mark.parametrize(("scope", "on_wire"), [(NO_SCOPE, "T"), (Scope("ns", "dev"), "ns%T_dev")])
-def test_recall_goes_to_the_broker_in_the_handle(bench: Bench, scope: Scope, on_wire: str) -> None:
+@pytest.mark.parametrize(("scope", "name_on_wire"), [(NO_SCOPE, "T"), (Scope("ns", "dev"), "ns%T_dev")])
+def test_recall_goes_to_the_broker_in_the_handle(bench: Bench, scope: Scope, name_on_wire: str) -> None:
     producer = bench.producer(scope=scope)
-    handle = str(RecallHandle(on_wire, "b", 1_800_000_000_001, "UNIQ"))
+    handle = str(RecallHandle(name_on_wire, "b", 1_800_000_000_001, "UNIQ"))
     assert producer.recall("T", handle) == "ID"
     assert bench.sender.seen("recall") == [("T", "b", handle, "g")]
     with pytest.raises(MessageRefused, match="the recall handle belongs to topic 'T'"):

@@ -46,7 +46,9 @@ def test_a_pull_leaves_nothing_behind_on_the_broker(puller: Puller) -> None:
 
 def test_a_pull_is_of_the_namespace_and_signed() -> None:
     """Else it would read what others have under the same name, or be refused."""
-    source: Any = SimpleNamespace(on_wire=lambda name: f"ns%{name}", signing_keys=lambda: ("me", "secret", "token"))
+    source: Any = SimpleNamespace(
+        name_on_wire=lambda name: f"ns%{name}", signing_keys=lambda: ("me", "secret", "token")
+    )
     template = replace(PULLER, source=source).template(QUEUE)
     fields = json.loads(template.frame(0, 0, 1)[8:])["extFields"]
     expected = {"consumerGroup": "ns%g", "topic": "ns%t", "AccessKey": "me", "SecurityToken": "token"}

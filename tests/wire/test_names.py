@@ -132,7 +132,7 @@ def test_topics_of_a_group():
     ],
 )
 def test_scope_names_topics_and_groups_and_back(scope: names.Scope, name: str, wire: str) -> None:
-    assert scope.on_wire(name) == scope.on_wire(wire) == wire
+    assert scope.name_on_wire(name) == scope.name_on_wire(wire) == wire
     assert scope.has_affixes(wire)
     assert scope.user_name(wire) == name
 
@@ -140,7 +140,7 @@ def test_scope_names_topics_and_groups_and_back(scope: names.Scope, name: str, w
 @pytest.mark.parametrize("name", ["TBW102", "SCHEDULE_TOPIC_XXXX", "rmq_sys_TRACE", "CID_RMQ_SYS_TRANS", ""])
 def test_a_suffix_leaves_the_names_of_the_system_alone(name: str) -> None:
     scope = names.Scope(suffix="dev1")
-    assert scope.on_wire(name) == scope.user_name(name) == name
+    assert scope.name_on_wire(name) == scope.user_name(name) == name
     assert not scope.has_affixes(name)
 
 
@@ -158,6 +158,6 @@ def test_names_of_other_environments_are_not_of_the_scope(name: str) -> None:
 )
 def test_what_stands_on_the_wire_is_of_its_scope(namespace: str, suffix: str, name: str) -> None:
     scope = names.Scope(namespace, suffix)
-    wire = scope.on_wire(name)
+    wire = scope.name_on_wire(name)
     assert scope.has_affixes(wire) or names.namespace_of(wire) != namespace
-    assert scope.on_wire(scope.user_name(wire)) == wire == scope.on_wire(wire)
+    assert scope.name_on_wire(scope.user_name(wire)) == wire == scope.name_on_wire(wire)
