@@ -59,7 +59,7 @@ def _encodes(size: int) -> list[Case]:
     def run() -> Result:
         begin, rows = time.process_time(), 0
         for _ in range(TIMES):
-            rows += sum(chunk.rows for chunk in encoder(batch).chunks(1 << 20))
+            rows += sum(chunk.row_count for chunk in encoder(batch).chunks(1 << 20))
         harness.expect("encode", rows, len(batch) * TIMES)
         return _of(rows, time.process_time() - begin)
 

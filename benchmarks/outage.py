@@ -129,7 +129,7 @@ def upgrade(folder: Path, count: int, marks: bool) -> None:
         puts, deletes = [], []
         for key, state in db.scan(PENDING, area_end(PENDING)):
             pending = PendingKey.parse(key)
-            target = pending.target.encode() if pending.waits else b""
+            target = pending.target.encode() if pending.waits_for_answer else b""
             puts.append((pending.due.mark_value, state[:11] + len(target).to_bytes(2) + target))
             deletes.append(key)
             if len(puts) >= AT_ONCE:

@@ -132,7 +132,7 @@ def _queues(broker: LocalBroker) -> dict[str, float]:
          "exactlyOnceSettle": str(round(SETTLE_S * 1000))}
     ).for_role("sink")  # fmt: skip
     ends = snapshot_queue_ends(options)
-    harness.expect("queues", len(ends.queues), QUEUES)
+    harness.expect("queues", len(ends.end_offsets), QUEUES)
     (body,) = workload.bodies(1, SIZE)
     workload.send(broker, topic, [body] * QUEUES)
     workload.wait_visible(broker, topic, QUEUES)

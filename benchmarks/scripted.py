@@ -234,7 +234,7 @@ class Cluster:
         return {"cpu": time.process_time(), "asked": asked, "connections": connections, "sent": sent}
 
     def answer(self, broker: int | None, asked: Command) -> bytes:
-        row = rpc.by_code[asked.code]
+        row = rpc.row_by_code[asked.code]
         self.asked[row.name] = self.asked.get(row.name, 0) + 1
         topic = self.topics.get(asked.ext.get("topic", asked.ext.get("b", "")))  # sends abbreviate their fields
         body, fields, code = b"", dict[str, Any](), Response.SUCCESS

@@ -142,7 +142,7 @@ _TYPES = {
     "name_servers": "str",
     "address_map": "Mapping[str, str] | str",
     "timestamp": "int | str",
-    "consume_from": "int | str",
+    "consume_from_where": "int | str",
     "string": "str",
     "namespace": "str",
     "secret": "str",
@@ -152,7 +152,7 @@ _TYPES = {
     "regex": "str",
     "Options": "bool | str",
     **dict.fromkeys(("assignment", "offsets", "queue_numbers"), "Mapping[str, Any] | str"),
-    **dict.fromkeys(("per_topic", "property_columns"), "Mapping[str, str] | str"),
+    **dict.fromkeys(("topic_filters", "property_columns"), "Mapping[str, str] | str"),
 }
 # Options that JSON describes may be given as the mapping that it would be.
 _MAPPINGS = ("environments", "allocation_config")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULE_BY_NAME = {
     "Admin": "session.admin",
     "Consumer": "session.consumers",
     "ConsumerStats": "model.membership",
@@ -104,21 +104,23 @@ __all__ = [
     "write_rocketmq",
 ]
 
-# The packages that modules of ``_HOMES`` need; a module that is not listed needs none. ``__all__`` omits names whose packages are
-# not installed, so that ``import *``, ``help`` and ``inspect.getmembers`` work without extras.
-_ARROW = ("pyarrow", "numpy", "xxhash")
-_PACKAGES = {
+# The packages that modules of ``_MODULE_BY_NAME`` need; a module that is not listed needs none. ``__all__`` omits names whose
+# packages are not installed, so that ``import *``, ``help`` and ``inspect.getmembers`` work without extras.
+_ARROW_PACKAGES = ("pyarrow", "numpy", "xxhash")
+_PACKAGES_BY_MODULE = {
     "producer.rows.sent": ("numpy",),
     "spark.datasource": ("pyspark",),
     "spark.monitoring.group_offset_listener": ("pyspark",),
     "spark.monitoring.metrics_listener": ("pyspark",),
-    "spark.read": ("pyspark", *_ARROW),
-    "spark.sink.foreach": ("pyspark", *_ARROW),
+    "spark.read": ("pyspark", *_ARROW_PACKAGES),
+    "spark.sink.foreach": ("pyspark", *_ARROW_PACKAGES),
 }
 
 
 def _missing_packages(name: str) -> list[str]:
-    return [package for package in _PACKAGES.get(_HOMES[name], ()) if not extras.is_installed(package)]
+    return [
+        package for package in _PACKAGES_BY_MODULE.get(_MODULE_BY_NAME[name], ()) if not extras.is_installed(package)
+    ]
 
 
 if not TYPE_CHECKING:  # type checkers read the literal list
@@ -128,7 +130,7 @@ if not TYPE_CHECKING:  # type checkers read the literal list
 def __getattr__(name: str) -> Any:
     if name == "aio":
         return importlib.import_module(f"{__name__}.aio")
-    if name not in _HOMES:
+    if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if missing_packages := _missing_packages(name):
         extra = extras.SPARK if "pyspark" in missing_packages else extras.ARROW
@@ -141,7 +143,7 @@ def __getattr__(name: str) -> Any:
         if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
             raise ModuleNotFoundError(problem, name=missing_packages[0])
         raise AttributeError(problem)
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_BY_NAME[name]}"), name)
 
 
 def __dir__() -> list[str]:

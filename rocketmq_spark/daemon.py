@@ -25,9 +25,9 @@ from pathlib import Path
 PRELOADED_MODULES = ("pyspark.worker", "rocketmq_spark.spark.datasource", "rocketmq_spark.session.spools")
 
 
-def unzipped_folder(path: Iterable[str]) -> Path | None:
-    """Return the folder of the PySpark whose zip is in ``path``; None if there is only the zip, as in YARN's containers."""
-    for entry in path:
+def unzipped_folder(sys_path: Iterable[str]) -> Path | None:
+    """Return the folder of the PySpark whose zip is in ``sys_path``; None if there is only the zip, as in YARN's containers."""
+    for entry in sys_path:
         archive = Path(entry)
         if archive.name == "pyspark.zip" and archive.parent.match("python/lib"):
             # In a distribution, PySpark is in SPARK_HOME/python. With the package from PyPI, SPARK_HOME is PySpark itself, so the

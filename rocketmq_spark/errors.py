@@ -40,7 +40,8 @@ class RocketMQError(Exception):
     unsent = False  # whether it is certain that no byte of the request left this process
     # After a send of several requests, the results of the acknowledged messages, by message id.
     stored: Mapping[str, Any] = MappingProxyType({})
-    behind: Collection[str] = ()  # messages that were not sent, because an earlier message in their order was rejected
+    # Ids of messages that were not sent, because an earlier message in their order was rejected.
+    skipped_ids: Collection[str] = ()
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class TopicNotFound(BrokerError):
     code = "ROCKETMQ_TOPIC_NOT_FOUND"
     retriable = True
     refresh_route = True
-    silent: Collection[str] = ()  # name servers that did not answer, and may know the topic
+    silent_name_servers: Collection[str] = ()  # name servers that did not answer, and may know the topic
 
 
 class MessageIllegal(BrokerError):

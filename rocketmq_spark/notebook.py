@@ -29,7 +29,7 @@ _BLUE, _ORANGE = "#1f77b4", "#d95f02"
 class Point(NamedTuple):
     """A micro-batch: when it began (epoch s), its rows, its duration, and the lag after it."""
 
-    batch: int
+    batch_id: int
     begun_s: float
     rows: int
     batch_ms: int
@@ -119,11 +119,11 @@ class LagChart:
         with self._lock:
             for progress_of_batch in reports:
                 point = _point(progress_of_batch)
-                earlier_point = self._points.get(point.batch)
+                earlier_point = self._points.get(point.batch_id)
                 if (
                     earlier_point is None or point.rows >= earlier_point.rows
                 ):  # an idle query reports the same batch without rows
-                    self._points[point.batch] = point
+                    self._points[point.batch_id] = point
 
     def _draw_chart(self) -> None:
         with self._lock:

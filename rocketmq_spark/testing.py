@@ -20,9 +20,9 @@ import pytest
 if TYPE_CHECKING:
     from rocketmq_spark.localbroker import LocalBroker
 
-_LOG_LINES = 40
+_MAX_LOG_LINES = 40
 _PROBLEM_LINE = re.compile(r"\b(?:WARN|ERROR|FATAL)\b|\b\w+(?:Exception|Error)\b")
-_topics = pytest.StashKey[list[str]]()
+_topics_key = pytest.StashKey[list[str]]()
 _logger = logging.getLogger(__name__)
 
 
@@ -43,7 +43,7 @@ def make_rocketmq_topic(rocketmq: LocalBroker, request: pytest.FixtureRequest) -
 
     def make(**arguments: Any) -> str:
         name = f"topic-{uuid.uuid4().hex[:12]}"
-        request.node.stash.setdefault(_topics, []).append(name)
+        request.node.stash.setdefault(_topics_key, []).append(name)
         rocketmq.create_topic(name, **arguments)
         return name
 
@@ -83,13 +83,15 @@ def _log_sections(item: pytest.Item) -> list[tuple[str, str]]:
     clusters = {id(value): value for value in fixtures.values() if issubclass(type(value), module.LocalBroker)}
     sections = []
     topics = [
-        *item.stash.get(_topics, []),
+        *item.stash.get(_topics_key, []),
         *(value for value in fixtures.values() if type(value) is str and len(value) > 3),
     ]
     for cluster in clusters.values():
         # After the last test, the cluster may be closed. A closed cluster has no logs.
         for name in cluster.brokers if cluster.running else ():
-            lines = [line for line in cluster.logs(name).splitlines() if _is_relevant_line(line, topics)][-_LOG_LINES:]
+            lines = [line for line in cluster.logs(name).splitlines() if _is_relevant_line(line, topics)][
+                -_MAX_LOG_LINES:
+            ]
             sections.append((f"RocketMQ log of {name}", "\n".join(lines)))
     return sections
 

@@ -54,6 +54,6 @@ def arguments(row: RequestRow, answer: bool = False) -> st.SearchStrategy[dict[s
     kinds: dict[str, st.SearchStrategy[Any]] = {"int": int64, "bool": st.booleans(), "str": filled_texts}
     fields = row.answer_fields if answer else row.fields
     return st.fixed_dictionaries(
-        {name: kinds[field.kind] for name, field in fields.items() if field.required},
-        optional={name: kinds[field.kind] for name, field in fields.items() if not field.required},
+        {name: kinds[field.kind] for name, field in fields.items() if field.is_required},
+        optional={name: kinds[field.kind] for name, field in fields.items() if not field.is_required},
     )

@@ -20,7 +20,7 @@ def test_a_holder_may_have_as_much_as_stays_free() -> None:
     assert held.claim("b", 1) is None
     first()
     assert held.claim("b", 3) is not None
-    assert held.used == 5
+    assert held.used_bytes == 5
 
 
 def test_something_larger_than_the_limit_is_held_only_alone() -> None:
@@ -39,10 +39,10 @@ def test_what_arrives_alone_may_have_any_size() -> None:
     assert [one.resize(size) for size in (3, 8, 50)] == [True, True, True]
     other = room.account("b")
     assert other.resize(5)
-    assert (one.revoked, one.resize(51), room.used) == (True, False, 5)
+    assert (one.is_revoked, one.resize(51), room.used_bytes) == (True, False, 5)
     assert one.resize(0)
-    assert (one.revoked, one.resize(5), one.resize(6)) == (False, True, False)
-    assert not other.revoked
+    assert (one.is_revoked, one.resize(5), one.resize(6)) == (False, True, False)
+    assert not other.is_revoked
 
 
 def test_who_has_most_loses_its_largest_thing() -> None:
@@ -52,7 +52,7 @@ def test_who_has_most_loses_its_largest_thing() -> None:
     assert large.resize(35)
     assert other.resize(45)
     assert other.resize(50)
-    assert (small.revoked, large.revoked, room.used) == (False, True, 70)
+    assert (small.is_revoked, large.is_revoked, room.used_bytes) == (False, True, 70)
     assert not small.resize(60)
 
 
@@ -67,9 +67,9 @@ def test_a_fair_share_is_never_refused_nor_lost(steps: list[tuple[int, int]]) ->
             things[number].resize(0)
         modest_has = min(modest_has + 10, 90)
         assert modest.resize(modest_has)
-        assert not modest.revoked
-        assert room.used == sum(thing.size for thing in [*things, modest])
-        assert room.used <= 900
+        assert not modest.is_revoked
+        assert room.used_bytes == sum(thing.size for thing in [*things, modest])
+        assert room.used_bytes <= 900
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.sampled_from("abc"))))
@@ -85,7 +85,7 @@ def test_used_is_the_sum_of_what_is_not_released(steps: list[tuple[bool, int, st
             _, release = claims.pop(number % len(claims))
             release()
             release()  # a second release has no effect
-        assert held.used == sum(size for size, _ in claims)
+        assert held.used_bytes == sum(size for size, _ in claims)
     for _, release in claims:
         release()
     assert not held._bytes_by_holder

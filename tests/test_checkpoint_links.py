@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.spark.checkpoints.owners import exposure
+from rocketmq_spark.spark.checkpoints.owners import describe_exposure
 
 
 @pytest.mark.parametrize("name", ["offsets", "rocketmq", "offsets/3"])
@@ -18,8 +18,8 @@ def test_an_own_link_to_a_folder_of_others_is_named(tmp_path: Path, name: str) -
     shared.mkdir(0o755)
     (shared / "file").touch(0o644)
     (checkpoint / name).symlink_to(shared / "file" if "/" in name else shared)
-    assert exposure(str(checkpoint)) is None
+    assert describe_exposure(str(checkpoint)) is None
     shared.chmod(0o777)
-    found = exposure(str(checkpoint))
+    found = describe_exposure(str(checkpoint))
     assert found is not None
     assert f"others (mode 0777) may change {shared}" in found[0] or f"may change {checkpoint / name}" in found[0]

@@ -14,10 +14,10 @@ LOST = ConnectionLost("cannot connect: refused", "pod:8080")
 
 
 def test_a_problem_that_lasts_warns_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(complaints, "REPEAT_S", 0.0)
+    monkeypatch.setattr(complaints, "WARNING_INTERVAL_S", 0.0)
     kept = LogThrottle()
     assert [kept.level("q", LOST) for _ in range(2)] == [logging.WARNING, logging.WARNING]
-    monkeypatch.setattr(complaints, "REPEAT_S", 300.0)
+    monkeypatch.setattr(complaints, "WARNING_INTERVAL_S", 300.0)
     again = LogThrottle()
     assert [again.level("q", why) for why in (LOST, LOST, BrokerBusy("b"), LOST)] == [
         logging.WARNING,

@@ -113,7 +113,7 @@ def test_no_more_bytes_wait_for_a_slow_function_than_may(caplog: pytest.LogCaptu
     assert "the check of b: too many checks, or too many bytes, wait" in caplog.text
     bench.may_end.set()
     eventually(lambda: not bench.copies._newest_places)
-    assert (bench.asked, held.used) == (["a", "c"], 0)
+    assert (bench.asked, held.used_bytes) == (["a", "c"], 0)
 
 
 def test_what_is_dropped_releases_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_what_is_dropped_releases_its_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     bench.copies.request_decision("b", "b1", bench.slow("b"), 10)
     bench.copies.leave()
     bench.may_end.set()
-    eventually(lambda: bench.copies._memory_budget.used == 0)
+    eventually(lambda: bench.copies._memory_budget.used_bytes == 0)
 
 
 def test_no_more_wait_for_a_slow_function_than_may(monkeypatch: pytest.MonkeyPatch) -> None:

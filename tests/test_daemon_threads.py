@@ -62,7 +62,7 @@ def test_a_call_without_a_thread_is_refused_and_not_made_later(monkeypatch: pyte
 
 
 def test_threads_without_work_end_and_others_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_IDLE_S", 0.01)
+    monkeypatch.setattr(module, "_IDLE_TIMEOUT_S", 0.01)
     made = DaemonThreadPool(2, "some")
     first = made.submit(threading.current_thread).result(30)
     awaited(lambda: not first.is_alive())

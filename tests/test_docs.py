@@ -27,7 +27,7 @@ from rocketmq_spark.cli.command import app
 from tests.test_house import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-OPTIONS = {name.lower() for row in options.TABLE for name in (row.name, *row.aliases)} | options.TOLERATED
+OPTIONS = {name.lower() for row in options.TABLE for name in (row.name, *row.aliases)} | options.TOLERATED_OPTIONS
 COMMAND = "rocketmq-spark"
 
 

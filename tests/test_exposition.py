@@ -37,7 +37,7 @@ def test_each_request_gets_fresh_metrics_and_failure_returns_503() -> None:
             return value
         raise value
 
-    with serve(LOCAL, text, failures=CallTimeout) as url:
+    with serve(LOCAL, text, failure_types=CallTimeout) as url:
         assert get(url) == (200, "a 1\n", "text/plain; version=0.0.4; charset=utf-8")
         assert get(url)[:2] == (503, "[ROCKETMQ_TIMEOUT] no answer (at h:1). Look\n")
         assert get(url)[:2] == (200, "a 2\n")
@@ -55,7 +55,7 @@ def test_any_other_error_is_a_503_and_one_line_in_the_log(caplog: pytest.LogCapt
             return value
         raise value
 
-    with serve(LOCAL, text, failures=CallTimeout) as url:
+    with serve(LOCAL, text, failure_types=CallTimeout) as url:
         for _ in range(3):
             status, body, _ = get(url)
             assert (status, body) == (503, "The figures cannot be computed; the log of this process has the error\n")

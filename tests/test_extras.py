@@ -26,7 +26,7 @@ def test_a_command_names_the_packages() -> None:
     ],
 )
 def test_bounds(requirement: str, expected: object) -> None:
-    assert extras.version_bounds(requirement) == expected
+    assert extras.requirement_parts(requirement) == expected
 
 
 def test_installed() -> None:

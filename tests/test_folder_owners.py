@@ -138,7 +138,7 @@ def test_a_remedy_has_nothing_that_others_could_lead_elsewhere(
     assert re.match(expected, folders.remedy(found, "it", 7, is_above))
     if expected.startswith("Let uid 7"):
         assert folders.remedy(found, "it", 0, is_above).startswith("Use a folder for it that only root may change")
-        monkeypatch.setattr(folders, "ROOT", -1)
+        monkeypatch.setattr(folders, "ROOT_ID", -1)
         assert folders.remedy(found, "it", os.geteuid(), is_above).startswith("Move it below")
 
 
@@ -146,7 +146,7 @@ def test_root_with_the_rights_of_an_owner_still_reads_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = folders.Exposure(tmp_path, tmp_path.stat(), None)
-    monkeypatch.setattr(folders, "ROOT", -1)
+    monkeypatch.setattr(folders, "ROOT_ID", -1)
     assert folders.remedy(found, "it", os.geteuid()).startswith(("Run: chmod", "Move it"))
     monkeypatch.setattr(folders, "_borrowed_uids", [os.geteuid()])
     assert folders.remedy(found, "it", os.geteuid()).startswith(f"Let uid {os.geteuid()}")
@@ -287,7 +287,7 @@ def test_root_becomes_another_user_for_good_or_stays_root(monkeypatch: pytest.Mo
     for name in ("setgroups", "setregid", "setreuid"):
         monkeypatch.setattr(os, name, lambda *given, name=name: calls.append((name, *given)))
     monkeypatch.setattr(folders, "_borrowed_uids", [])
-    monkeypatch.setattr(folders, "memory_seal", lambda: lambda: None)
+    monkeypatch.setattr(folders, "forbid_core_dumps", lambda: lambda: None)
     folders.become_user(users.OTHER)
     assert calls == [("setgroups", [65534]), ("setregid", 65534, 65534), ("setreuid", users.OTHER, users.OTHER)]
     assert not folders.has_own_rights()
@@ -322,7 +322,7 @@ print(resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl(3, 0, 0,
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl")
 def test_a_process_with_other_rights_leaves_no_core() -> None:
-    given = python_call("-c", SEALED, str(users.OTHER), import_first=[str(Path(__file__).parents[1])])
+    given = python_call("-c", SEALED, str(users.OTHER), first_import_folders=[str(Path(__file__).parents[1])])
     done = subprocess.run(**given, capture_output=True, text=True, check=True)
     assert done.stdout == "(0, 0) 0\n"
 

@@ -501,8 +501,8 @@ def test_property_names_of_the_wire_stand_in_codes_only():
 
 
 def test_every_request_has_one_row():
-    assert set(rpc.by_code) == set(codes.Request)
-    assert all(getattr(rpc, code.name) is row for code, row in rpc.by_code.items())
+    assert set(rpc.row_by_code) == set(codes.Request)
+    assert all(getattr(rpc, code.name) is row for code, row in rpc.row_by_code.items())
 
 
 def test_the_documented_options_are_the_table():

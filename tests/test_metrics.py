@@ -57,14 +57,14 @@ def event(name="orders", ident="id-1", progress=None, run=1):
 
 def test_figures_that_spark_does_not_ask_for_have_no_samples() -> None:
     figures = QueryMetrics("q")
-    figures.progress({**told(), "sources": [{"latestOffset": '{"topics": {}, "v": 1}'}]}, 1.0)
+    figures.record_progress({**told(), "sources": [{"latestOffset": '{"topics": {}, "v": 1}'}]}, 1.0)
     names = {name.split("_", 2)[-1] for name, _, _ in figures.samples()}
     assert names == {"query_active", "progress_timestamp_seconds", "rows_total", "batches_total", "batch_seconds"}
 
 
 def test_a_progress_as_figures():
     figures = QueryMetrics("orders")
-    figures.progress(told(sink_rows=5, losses={"truncated": {"ranges": 1, "offsets": 9}}), 17.5)
+    figures.record_progress(told(sink_rows=5, losses={"truncated": {"ranges": 1, "offsets": 9}}), 17.5)
     found = samples(figures)
     assert found["query_active",] == 1
     assert found["progress_timestamp_seconds",] == 17.5
@@ -79,14 +79,14 @@ def test_a_progress_as_figures():
 def test_counters_add_up_and_a_batch_counts_once():
     figures = QueryMetrics("orders")
     for batch, rows in ((0, 5), (1, 3), (1, 0), (2, 2)):
-        figures.progress(told(batch, rows, sink_rows=rows), 1.0)
+        figures.record_progress(told(batch, rows, sink_rows=rows), 1.0)
     found = samples(figures)
     assert (found["rows_total",], found["batches_total",], found["sink_rows_total",]) == (10, 3, 10)
 
 
 def test_what_is_not_known_has_no_line():
     figures = QueryMetrics("orders")
-    figures.progress(told(lag=None, behindMs=None, losses={"went_back": {"ranges": 1, "offsets": None}}), 1.0)
+    figures.record_progress(told(lag=None, behindMs=None, losses={"went_back": {"ranges": 1, "offsets": None}}), 1.0)
     found = samples(figures)
     assert (
         not {("lag_messages",), ("behind_seconds",), ("sink_rows_total",), ("lost_offsets_total", "went_back")}
@@ -101,7 +101,7 @@ def test_before_a_progress_only_that_it_runs_is_known():
 
 def test_the_counts_of_a_writer():
     figures = QueryMetrics("orders", WRITER)
-    line = figures.progress(told(), 1.0)
+    line = figures.record_progress(told(), 1.0)
     found = samples(figures)
     assert {name[0]: value for name, value in found.items() if len(name) == 1 and name[0].startswith("sink")} == {
         "sink_rows_total": 7,
@@ -126,7 +126,7 @@ def test_the_counts_of_a_writer():
 
 def test_prometheus_text():
     figures = QueryMetrics('o"r\\d\ners', WRITER)
-    figures.progress(told(), 1.0)
+    figures.record_progress(told(), 1.0)
     lines = exposition.text(metric_families([figures, QueryMetrics("other")])).splitlines()
     assert "# TYPE rocketmq_spark_query_active gauge" in lines
     assert 'rocketmq_spark_query_active{query="other"} 1.0' in lines
@@ -139,7 +139,7 @@ def test_prometheus_text():
 
 def test_every_figure_has_a_row_and_can_be_seen():
     figures = QueryMetrics("orders", WRITER)
-    figures.progress(told(), 1.0)
+    figures.record_progress(told(), 1.0)
     figures.record_idle(2.0)
     assert {name for name, *_ in figures.samples()} == {metric.name for metric in METRICS}
 

@@ -175,7 +175,7 @@ class TestRow:
         for name in (row.name, row.name.lower(), row.name.upper(), row.field, *row.aliases):
             parsed = options.parse({name: text})
             assert getattr(parsed, row.field) == value
-            assert parsed.given == {row.field}
+            assert parsed.given_fields == {row.field}
 
     @in_one_test("row", TABLE)
     def test_a_bad_value_is_shown_with_name_and_expectation(self, row):
@@ -300,7 +300,7 @@ def test_options_are_frozen():
 def test_names_are_unique():
     names = [name.lower() for row in TABLE for name in (row.name, *row.aliases)]
     assert len(names) == len(set(names))
-    assert not set(names) & options.TOLERATED
+    assert not set(names) & options.TOLERATED_OPTIONS
 
 
 @pytest.mark.parametrize("scheme", ["http://", ""])
@@ -368,7 +368,7 @@ def test_environment_option_beats_variable_and_source_is_logged(caplog, given, v
 def test_without_option_and_variable_there_is_no_environment(caplog, variables):
     caplog.set_level("INFO")
     parsed = options.parse(SERVER, variables).for_role("producer")
-    assert (parsed.environment, parsed.from_variables, caplog.messages) == (None, frozenset(), [])
+    assert (parsed.environment, parsed.fields_from_variables, caplog.messages) == (None, frozenset(), [])
 
 
 def test_the_variable_is_that_of_the_process(monkeypatch):

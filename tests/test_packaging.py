@@ -60,7 +60,7 @@ def own_cache(tmp_path: Path) -> dict[str, str]:
 
 def repository(folder: Path) -> Path:
     """Ivy settings of one that has the jars which are in the user's cache."""
-    core = distribution.cache_folder() / "jars" / distribution.read_lock()["core"].key
+    core = distribution.cache_folder() / "jars" / distribution.read_lock_file()["core"].key
     pattern = f"{core}/[artifact]-[revision](-[classifier]).[ext]"
     settings = folder / "ivysettings.xml"
     settings.write_text(

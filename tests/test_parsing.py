@@ -36,7 +36,7 @@ PARSERS = {
     "strategy": p.strategy,
     "auto_integer": p.auto_integer(10_000),
     "property_columns": p.property_columns,
-    "per_topic": p.per_topic,
+    "topic_filters": p.topic_filters,
     "json_object": p.json_object('{"a": 1}'),
 }
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -256,7 +256,7 @@ def test_bad_offsets_of_topics(words, text, problem):
         ("assignment", '{"t":{"b":[0,1,0]}}'),
         ("address_map", '{"a:1":"b:1","a:1":"c:1"}'),
         ("property_columns", '{"a":"int","a":"bigint"}'),
-        ("per_topic", '{"t":"x","t":"y"}'),
+        ("topic_filters", '{"t":"x","t":"y"}'),
         ("json_object", '{"a":{"b":1,"b":1}}'),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_name_that_stands_twice_in_json_is_an_error(name, text):
         PARSERS[name](text)
 
 
-@pytest.mark.parametrize("name", ["assignment", "address_map", "per_topic", "json_object"])
+@pytest.mark.parametrize("name", ["assignment", "address_map", "topic_filters", "json_object"])
 def test_json_that_is_nested_too_deeply_is_an_error(name):
     with pytest.raises(ValueError):
         PARSERS[name]('{"t":' * 100_000)
@@ -275,7 +275,7 @@ NO_NUMBERS = ["1_000", "1_0", "\u0661\u0660", "\uff15", "1 0", "0x10", "1.0", "1
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS)
-@pytest.mark.parametrize("parse", [p.integer(0), p.auto_integer(10_000), p.size(), p.timestamp, p.consume_from])
+@pytest.mark.parametrize("parse", [p.integer(0), p.auto_integer(10_000), p.size(), p.timestamp, p.consume_from_where])
 def test_a_number_is_of_plain_digits_alone(parse, text):
     assert parse(" 10 ") == 10
     with pytest.raises(ValueError, match=r"a whole number|a size|epoch milliseconds"):
@@ -324,11 +324,11 @@ def test_property_columns():
 
 
 def test_filters_per_topic():
-    assert p.per_topic(" a || b ") == "a || b"
-    assert p.per_topic('{"t": " a "}') == {"t": "a"}
+    assert p.topic_filters(" a || b ") == "a || b"
+    assert p.topic_filters('{"t": " a "}') == {"t": "a"}
     for text in ("{}", '{"t":""}', '{"t":1}'):
         with pytest.raises(ValueError, match="a filter, or JSON such as"):
-            p.per_topic(text)
+            p.topic_filters(text)
 
 
 def test_choices_keep_the_listed_spelling():

@@ -157,7 +157,7 @@ def test_collections_are_rare_in_the_runner_of_a_stream_only(monkeypatch: pytest
     monkeypatch.setattr(gc, "set_threshold", lambda *numbers: calls.append(numbers))
     process.tune_gc_of_runner()
     assert calls == []
-    monkeypatch.setattr(process, "_main_module", lambda: process._RUNNER)
+    monkeypatch.setattr(process, "_main_module", lambda: process._RUNNER_MODULE)
     process.tune_gc_of_runner()
     assert calls == ["freeze", process.GC_THRESHOLDS]
 
@@ -185,7 +185,7 @@ def test_another_python_imports_nothing_from_the_current_folder(
 def test_another_python_keeps_whole_paths_and_its_own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "/b:c::/d")
-    call = process.python_call("-m", "x", program="bin/python", import_first=["/a"])
+    call = process.python_call("-m", "x", program="bin/python", first_import_folders=["/a"])
     assert call["args"] == [str(tmp_path / "bin" / "python"), "-m", "x"]
     assert (call["env"]["PYTHONPATH"], call["cwd"]) == ("/a:/b:/d", "/")
     monkeypatch.setenv("PYTHONPATH", ":")

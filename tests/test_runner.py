@@ -12,7 +12,7 @@ from rocketmq_spark.base import process
 
 @pytest.mark.parametrize(
     ("name", "quiet"),
-    [(process._RUNNER, True), ("pyspark.daemon", False), (None, False)],
+    [(process._RUNNER_MODULE, True), ("pyspark.daemon", False), (None, False)],
     ids=["runner", "worker", "script"],
 )
 def test_only_runner_suppresses_broken_pipe_errors(monkeypatch, capsys, name, quiet):
@@ -27,7 +27,7 @@ def test_only_runner_suppresses_broken_pipe_errors(monkeypatch, capsys, name, qu
     assert ("BrokenPipeError" not in said and "ConnectionResetError" not in said) is quiet
 
 
-@pytest.mark.parametrize(("name", "frozen"), [(process._RUNNER, True), ("pyspark.daemon", False)])
+@pytest.mark.parametrize(("name", "frozen"), [(process._RUNNER_MODULE, True), ("pyspark.daemon", False)])
 def test_only_runner_freezes_imported_objects(monkeypatch, name, frozen):
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=SimpleNamespace(name=name)))
     calls = []

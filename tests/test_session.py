@@ -148,7 +148,7 @@ def test_users_of_two_files_share_no_client(tmp_path):
 def test_unconfirmed_requests_end_before_a_scan_has_settled():
     def of(role, **given):
         made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))
-        return made.rpc_client.pool.connect_options.undelivered_policy.unconfirmed_s
+        return made.rpc_client.pool.connect_options.undelivered_policy.max_unconfirmed_s
 
     once = {"topic": "t", "deliveryGuarantee": "exactly-once"}
     assert of("sink", topic="t") == 15.0

@@ -164,7 +164,7 @@ def test_an_exporter_that_blocks_holds_up_no_answer(
     slow = Slow()
     seen.tracers.add_span_processor(SimpleSpanProcessor(slow))
     bench.sender.script = [None] * 4
-    monkeypatch.setattr(telemetry, "MAX_WAITING_ENDS", 1)
+    monkeypatch.setattr(telemetry, "MAX_WAITING_SPANS", 1)
     producer = instrumented(bench)
     futures = [producer.send_async(Message("T", b"x")) for _ in range(4)]
     before_ns = time.time_ns()

@@ -12,7 +12,7 @@ import pytest
 
 from rocketmq_spark import low_latency_conf
 from rocketmq_spark.base import folders
-from rocketmq_spark.spark.conf import private_sockets
+from rocketmq_spark.spark.conf import private_socket_settings
 
 SOCKETS = "spark.python.unix.domain.socket.enabled"
 MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -78,6 +78,6 @@ def test_the_umask_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_socket_fits_into_its_folder() -> None:
     folder = Path("/", "f" * 59)
-    assert private_sockets(folder) == {SOCKETS: "true", "spark.python.unix.domain.socket.dir": str(folder)}
+    assert private_socket_settings(folder) == {SOCKETS: "true", "spark.python.unix.domain.socket.dir": str(folder)}
     assert len(f"{folder}/.{uuid.uuid4()}.sock") == 103
-    assert private_sockets(Path("/", "f" * 60)) == private_sockets(Path("/", "ü" * 30)) == {}
+    assert private_socket_settings(Path("/", "f" * 60)) == private_socket_settings(Path("/", "ü" * 30)) == {}

@@ -59,7 +59,7 @@ def rights_for_good() -> Iterator[None]:
             patch.setattr(os, "setregid", lambda _, gid: os.setegid(gid))
         patch.setattr(folders, "_borrowed_uids", [])
         patch.setattr(terminal, "detach", lambda: None)
-        patch.setattr(folders, "memory_seal", lambda: lambda: None)
+        patch.setattr(folders, "forbid_core_dumps", lambda: lambda: None)
         patch.chdir(Path.cwd())  # the end of the block restores it
         try:
             yield
@@ -74,7 +74,7 @@ def rights_for_good() -> Iterator[None]:
 
 def of_root(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
     """Root has this uid from here on. The folders of the real root stand for those that a container does not show."""
-    monkeypatch.setattr(folders, "ROOT", uid)
+    monkeypatch.setattr(folders, "ROOT_ID", uid)
     monkeypatch.setattr(folders, "_unmapped_uids", lambda: {0})
 
 

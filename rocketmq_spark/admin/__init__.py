@@ -75,12 +75,12 @@ def with_kept_minimums(
         failed_queues.add(queue)
         on_error(error, queue)
 
-    unchecked_queues = [
-        queue for queue, reported in bounds.items() if known_positions.get(queue, 0) < reported.min_offset
+    queues_to_check = [
+        queue for queue, reported_bounds in bounds.items() if known_positions.get(queue, 0) < reported_bounds.min_offset
     ]
     kept_offsets = (
-        tools.offset_reader.first_kept_offsets(GROUP, unchecked_queues, deadline(tools), on_failure)
-        if unchecked_queues
+        tools.offset_reader.first_kept_offsets(GROUP, queues_to_check, deadline(tools), on_failure)
+        if queues_to_check
         else {}
     )
     minimums = {
@@ -88,8 +88,8 @@ def with_kept_minimums(
         for queue, offset in kept_offsets.items()
     }
     return {
-        q: reported._replace(min_offset=minimums.get(q, reported.min_offset))
-        for q, reported in bounds.items()
+        q: reported_bounds._replace(min_offset=minimums.get(q, reported_bounds.min_offset))
+        for q, reported_bounds in bounds.items()
         if q not in failed_queues
     }
 

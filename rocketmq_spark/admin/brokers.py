@@ -166,9 +166,9 @@ def states(tools: AdminTools) -> list[BrokerState]:
     requests = [(address, rpc.GET_BROKER_RUNTIME_INFO.request(bname=data.broker_name)) for data, _, address in replicas]
     overall_deadline = deadline(tools)
     answers = tools.rpc_client.invoke_each(requests, overall_deadline)
-    start_deadline = overall_deadline.within(_STARTING_S)
+    start_deadline = overall_deadline.within(_START_TIMEOUT_S)
     while any(_is_starting(answer) for answer in answers) and not start_deadline.expired:
-        start_deadline.pause(_STARTING_PAUSE_S)
+        start_deadline.pause(_START_PAUSE_S)
         answers = tools.rpc_client.invoke_each(requests, overall_deadline)
     return [
         _broker_state(BrokerState(data.broker_name, data.cluster, broker_id, address), answer)
@@ -177,7 +177,7 @@ def states(tools: AdminTools) -> list[BrokerState]:
 
 
 # For about a second after its start, a broker has no counts yet, and answers the request for its state with an error.
-_STARTING_S, _STARTING_PAUSE_S = 5.0, 0.2
+_START_TIMEOUT_S, _START_PAUSE_S = 5.0, 0.2
 _MAX_TIME_DIGITS = 18  # a longer text is not a time, and ``int`` raises an error for a text of thousands of digits
 
 

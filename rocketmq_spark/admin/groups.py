@@ -203,7 +203,7 @@ def _checked_target(target: object, argument_name: str) -> OffsetTarget:
 
     Raises ``OptionError`` for a wrong type, and ``OffsetError`` for a wrong value.
     """
-    expected = "earliest (or -2), latest (or -1), a time in ms since 1970, or offsets by queue"
+    expected_text = "earliest (or -2), latest (or -1), a time in ms since 1970, or offsets by queue"
     if isinstance(target, Mapping):
         for queue, offset in target.items():
             arguments.check_instance(f"a queue of {argument_name}", queue, MessageQueue, "a MessageQueue")
@@ -219,10 +219,10 @@ def _checked_target(target: object, argument_name: str) -> OffsetTarget:
         if number >= 0 or number in _SPECIAL_OFFSETS:
             return _SPECIAL_OFFSETS.get(number, number)
     elif not isinstance(target, str):
-        raise arguments.argument_error(argument_name, target, expected)
+        raise arguments.argument_error(argument_name, target, expected_text)
     elif target in _SPECIAL_OFFSETS.values():
         return target
-    raise OffsetError(f"{argument_name} is {arguments.short_repr(target)}; expected {expected}")
+    raise OffsetError(f"{argument_name} is {arguments.short_repr(target)}; expected {expected_text}")
 
 
 def _target_offsets(
@@ -326,11 +326,11 @@ def names(tools: AdminTools) -> list[str]:
 def describe(tools: AdminTools, group: str) -> GroupDescription:
     """Return a group's settings, members and lag. Raises ``GroupNotFound``, with similar names, if no broker knows the group."""
     addresses = _group_brokers(tools)
-    settings, online_members_by_broker = (
+    settings, online_groups = (
         _group_settings(tools, group, addresses),
         _online_members(tools, group, addresses),
     )
-    topics = _topics_with_offsets(tools, group, bool(settings or online_members_by_broker))
+    topics = _topics_with_offsets(tools, group, bool(settings or online_groups))
     lags = queue_lags(tools, committed_offsets(tools, group, topics)) if topics else QueuePositions([])
     # A user may lack the permission to read messages and their store times. If only the store times cannot be read, return
     # everything else.
@@ -340,21 +340,19 @@ def describe(tools: AdminTools, group: str) -> GroupDescription:
     if errors:
         raise errors[0]
     scope = tools.rpc_client.scope
-    members = {
-        member.client_id: member for broker_members in online_members_by_broker for member in broker_members.members
-    }
+    members = {member.client_id: member for online_group in online_groups for member in online_group.members}
     filters = {
         scope.user_name(topic): topic_filter
-        for broker_members in online_members_by_broker
-        for topic, topic_filter in broker_members.filters.items()
+        for online_group in online_groups
+        for topic, topic_filter in online_group.filters.items()
         if scope.is_reversible(topic)
     }
     return GroupDescription(
         group,
         settings,
         [member for _, member in sorted(members.items())],
-        online_members_by_broker[0].consume_type if online_members_by_broker else None,
-        online_members_by_broker[0].message_model if online_members_by_broker else None,
+        online_groups[0].consume_type if online_groups else None,
+        online_groups[0].message_model if online_groups else None,
         {topic: topic_filter for topic, topic_filter in sorted(filters.items()) if not topic.startswith(RETRY_PREFIX)},
         lags.rows,
     )
@@ -383,12 +381,12 @@ def _online_members(tools: AdminTools, group: str, addresses: Mapping[str, str])
     return [bodies.group_online(a.body) for _, a in answers if a.code == Response.SUCCESS]
 
 
-def _topics_with_offsets(tools: AdminTools, group: str, is_known: bool) -> list[str]:
+def _topics_with_offsets(tools: AdminTools, group: str, is_known_group: bool) -> list[str]:
     """Return the topics in which the group has offsets. Raises ``GroupNotFound`` if there are no such topics, unless
-    ``is_known`` says that the group exists.
+    ``is_known_group`` says that the group exists.
     """
     topics = tools.admin.consumed_topics(group)
-    if not topics and not is_known:
+    if not topics and not is_known_group:
         require_masters(tools)
         raise GroupNotFound(f"no broker has group {group}", remedy=similar_groups_hint(tools, group) or None)
     return topics
@@ -442,14 +440,12 @@ def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
     if not is_user_group(tools.rpc_client.name_on_wire(group)):
         raise OptionError(f"group {group} is RocketMQ's own, and RocketMQ needs its offsets; nothing was deleted")
     masters = masters_of(tools.admin.cluster())
-    online_members_by_broker = _online_members(tools, group, masters)
-    _topics_with_offsets(tools, group, bool(online_members_by_broker or _group_settings(tools, group, masters)))
+    online_groups = _online_members(tools, group, masters)
+    _topics_with_offsets(tools, group, bool(online_groups or _group_settings(tools, group, masters)))
     if not force:
         check_members(
             group,
-            sorted(
-                {member.client_id for broker_members in online_members_by_broker for member in broker_members.members}
-            ),
+            sorted({member.client_id for online_group in online_groups for member in online_group.members}),
             "create the group again",
         )
 

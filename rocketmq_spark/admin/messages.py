@@ -248,7 +248,7 @@ class _QueueReader:
     def add_answer(self, request: PullRequest, answer: PullAnswer, scope: Scope) -> None:
         self._next_offset = self._end if answer.next_offset <= self._next_offset else answer.next_offset
         self._decoded_messages = self._messages_in_period(
-            requested_messages(request, answer.stored, scope, answer.next_offset, self._decode_budget)
+            requested_messages(request, answer.stored_messages, scope, answer.next_offset, self._decode_budget)
         )
         self.advance()
 

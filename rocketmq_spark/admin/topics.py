@@ -119,10 +119,10 @@ def shrink(
         for queue, queue_bounds in bounds.items()
         if queue.broker_name in existing_queues and queue.queue_id >= queues
     ]
-    lost_messages = sum(queue_bounds.max_offset - queue_bounds.min_offset for queue_bounds in removed_bounds)
+    hidden_count = sum(queue_bounds.max_offset - queue_bounds.min_offset for queue_bounds in removed_bounds)
     if preview:
-        return TopicQueues(topic, existing_queues, lost_messages)
-    return _topic_queues(tools.admin.resize_topic(topic, queues, list(existing_queues)), lost_messages)
+        return TopicQueues(topic, existing_queues, hidden_count)
+    return _topic_queues(tools.admin.resize_topic(topic, queues, list(existing_queues)), hidden_count)
 
 
 # Permissions by the text that a user enters.
@@ -281,8 +281,8 @@ def _wrong_direction_error(
     )
 
 
-def _topic_queues(route: TopicRoute, lost_messages: int = 0) -> TopicQueues:
-    return TopicQueues(route.topic, {data.broker_name: data for data in route.queues}, lost_messages)
+def _topic_queues(route: TopicRoute, hidden_count: int = 0) -> TopicQueues:
+    return TopicQueues(route.topic, {data.broker_name: data for data in route.queues}, hidden_count)
 
 
 def delete(tools: AdminTools, topic: str) -> None:

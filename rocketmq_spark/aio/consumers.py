@@ -143,7 +143,7 @@ class PullConsumer(AsyncClient):
     def __init__(
         self, name_server: str | None = None, group: str | None = None, **options: Unpack[PullConsumerOptions]
     ) -> None:
-        super().__init__(threads=1)  # a PullConsumer serves one thread at a time
+        super().__init__(max_threads=1)  # a PullConsumer serves one thread at a time
         self._consumer = consumers.PullConsumer(name_server, group, **options)
         # The future of a poll that is running, perhaps one whose caller was cancelled.
         self._answer_future: asyncio.Future[Iterator[ReceivedMessage]] | None = None
@@ -206,14 +206,14 @@ class PullConsumer(AsyncClient):
         messages, return an empty list. The list ends after 500 messages, or with the message that brings the decompressed bodies
         to 64 MiB.
         """
-        ends_at = time.monotonic() + checked_timeout(timeout_s)
+        deadline_s = time.monotonic() + checked_timeout(timeout_s)
         while True:
             self._check_open()
             if messages := self._take_messages():
                 return messages
-            remaining = ends_at - time.monotonic()
-            await self._fetch(max(0.0, min(remaining, DEFAULT_POLL_TIMEOUT_S)))
-            if remaining <= 0:
+            remaining_s = deadline_s - time.monotonic()
+            await self._fetch(max(0.0, min(remaining_s, DEFAULT_POLL_TIMEOUT_S)))
+            if remaining_s <= 0:
                 return self._take_messages()
 
     def _take_messages(self) -> list[ReceivedMessage]:

@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-WAITING_THREADS = 8
-RETRY_S = 1.0  # pause before the next attempt to apply an outcome, if no thread could start
+DEFAULT_MAX_THREADS = 8
+RETRY_PAUSE_S = 1.0  # pause before the next attempt to apply an outcome, if no thread could start
 YIELD_AFTER_S = 0.005  # code that runs in the event loop without awaiting yields after this time
 _CLOSED_LOOP_CHECK_S = (
     1.0  # interval at which a thread that waits for a coroutine checks whether the event loop was closed
@@ -37,25 +37,25 @@ _CLOSED_LOOP_CHECK_S = (
 
 _EXIT_TIMEOUT_S = 30.0  # at its exit, the process waits this long for all running calls together
 # A forked child begins with an empty collection, because the threads of its parent do not exist in the child.
-_all_threads: LiveObjects[DaemonThreadPool] = LiveObjects()
+_thread_pools: LiveObjects[DaemonThreadPool] = LiveObjects()
 
 
 @atexit.register
 def _finish_at_exit() -> None:
     deadline = Deadline.after(_EXIT_TIMEOUT_S)
-    for threads in _all_threads.all():
-        threads.wait_until_idle(deadline)
+    for thread_pool in _thread_pools.all():
+        thread_pool.wait_until_idle(deadline)
 
 
 class EventLoop:
     """The event loop of one object, and the object's threads for blocking calls."""
 
-    def __init__(self, threads: int = WAITING_THREADS) -> None:
+    def __init__(self, max_threads: int = DEFAULT_MAX_THREADS) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None  # the event loop of the first use
         self._creation_loop: asyncio.AbstractEventLoop | None = None  # used by ``schedule`` before the first use
         with contextlib.suppress(RuntimeError):
             self._creation_loop = asyncio.get_running_loop()
-        self._threads: Executor = _all_threads.add(DaemonThreadPool(threads, "rocketmq-aio"))
+        self._thread_pool: Executor = _thread_pools.add(DaemonThreadPool(max_threads, "rocketmq-aio"))
         self._ready_calls: deque[Callable[[], object]] = deque()  # calls to run in the event loop
         self._is_drain_scheduled = False
         self._tasks: set[asyncio.Task[Any]] = set()  # the tasks that ``run_task`` started
@@ -78,7 +78,7 @@ class EventLoop:
         """Run ``code`` on a thread, even if its caller is cancelled. Raises ``ClosedError`` after ``close``."""
         if self.is_shut_down:
             raise ClosedError("the object is closed")
-        future = self.running_loop().run_in_executor(self._threads, functools.partial(code, *args, **kwargs))
+        future = self.running_loop().run_in_executor(self._thread_pool, functools.partial(code, *args, **kwargs))
         future.add_done_callback(_mark_retrieved)
         return future
 
@@ -129,10 +129,10 @@ class EventLoop:
         """Run ``code``, which closes an object, on a new thread. So ``code`` does not wait for busy threads, and begins even if
         its caller is cancelled. Raises ``RuntimeError`` if no thread can start; in this case, ``code`` does not run.
         """
-        threads = _all_threads.add(DaemonThreadPool(1, "rocketmq-aio-close"))
-        future = self.running_loop().run_in_executor(threads, code)
+        thread_pool = _thread_pools.add(DaemonThreadPool(1, "rocketmq-aio-close"))
+        future = self.running_loop().run_in_executor(thread_pool, code)
         future.add_done_callback(_mark_retrieved)
-        threads.shutdown(wait=False)
+        thread_pool.shutdown(wait=False)
         return future
 
     # --- from threads to the event loop
@@ -226,17 +226,17 @@ class EventLoop:
         self.is_shut_down = True
         for task in self._tasks:
             task.cancel()
-        self._threads.shutdown(wait=False)
+        self._thread_pool.shutdown(wait=False)
 
 
 class CoroutineListener(DeferredListener):
-    """A listener that awaits ``code`` in an event loop, at most ``max_running`` calls at a time."""
+    """A listener that awaits ``code`` in an event loop, at most ``max_running_calls`` calls at a time."""
 
-    def __init__(self, loop: EventLoop, code: Callable[[Any, Any], Any], max_running: int) -> None:
+    def __init__(self, loop: EventLoop, code: Callable[[Any, Any], Any], max_running_calls: int) -> None:
         self._loop = loop
         self._code = code
-        self._max_running = max_running
-        self._running_count = 0
+        self._max_running_calls = max_running_calls
+        self._running_task_count = 0
         self._waiting_calls: deque[NextCall] = deque()
 
     def submit(self, next_call: NextCall, count: int, at_front: bool = False) -> None:
@@ -249,15 +249,15 @@ class CoroutineListener(DeferredListener):
             raise
 
     def _start_tasks(self) -> None:
-        for _ in range(min(len(self._waiting_calls), self._max_running - self._running_count)):
-            self._running_count += 1
+        for _ in range(min(len(self._waiting_calls), self._max_running_calls - self._running_task_count)):
+            self._running_task_count += 1
             self._loop.run_task(self._run(), self._on_task_end)
 
     def _on_task_end(self, task: object) -> None:
         """Count the end of a task, and start tasks for the waiting calls. This method is also called for a task that was
         cancelled before it began.
         """
-        self._running_count -= 1
+        self._running_task_count -= 1
         if self._waiting_calls and not self._loop.is_shut_down:
             self._start_tasks()
 
@@ -301,7 +301,7 @@ class CoroutineListener(DeferredListener):
         if isinstance(submission, Failure):
             logger.warning("messages of %s cannot be returned to the broker now: %s", call.context.queue, submission)
             if not self._loop.is_shut_down:
-                asyncio.get_running_loop().call_later(RETRY_S, self._apply_outcome, call, outcome)
+                asyncio.get_running_loop().call_later(RETRY_PAUSE_S, self._apply_outcome, call, outcome)
 
 
 def _is_cancelled() -> bool:
@@ -342,12 +342,12 @@ def _mark_retrieved(future: asyncio.Future[Any]) -> None:
 
 
 class AsyncClient:
-    """Base class of objects that wrap a blocking object. ``threads`` is the maximum number of calls that block at the same
+    """Base class of objects that wrap a blocking object. ``max_threads`` is the maximum number of calls that block at the same
     time.
     """
 
-    def __init__(self, threads: int = WAITING_THREADS) -> None:
-        self._loop = EventLoop(threads)
+    def __init__(self, max_threads: int = DEFAULT_MAX_THREADS) -> None:
+        self._loop = EventLoop(max_threads)
         self._is_closed = False
 
     def _check_open(self) -> asyncio.AbstractEventLoop:

@@ -32,7 +32,7 @@ from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.outgoing import NonblockingCallback
 from rocketmq_spark.producer.request_reply import has_cached_route, sends_without_waiting
 from rocketmq_spark.producer.transactions import HalfMessage, weakly_bound
-from rocketmq_spark.queues.selection import Select
+from rocketmq_spark.queues.selection import Selector
 from rocketmq_spark.remoting.connection import batch_writes
 from rocketmq_spark.session import producers
 
@@ -53,14 +53,14 @@ class AsyncHalfMessage:
     """A half message of ``Producer.transaction`` or ``Producer.send_half``; see ``rocketmq_spark.HalfMessage``.
 
     Args:
-        half: The half message that this wraps.
-        call: Runs a function on a thread.
+        half_message: The half message that this wraps.
+        call_on_thread: Runs a function on a thread.
     """
 
-    def __init__(self, half: HalfMessage, call: Callable[..., Any]) -> None:
-        self._half_message = half
-        self._call_on_thread = call
-        self.message, self.result = half.message, half.result
+    def __init__(self, half_message: HalfMessage, call_on_thread: Callable[..., Any]) -> None:
+        self._half_message = half_message
+        self._call_on_thread = call_on_thread
+        self.message, self.result = half_message.message, half_message.result
 
     @property
     def state(self) -> HalfState:
@@ -86,8 +86,8 @@ class _UnstartedSend(NamedTuple):
     context: Context  # the context of the coroutine that sends the message
 
 
-class _UnstartedSendCount:
-    """Counts the sends that threads have not begun yet."""
+class _UnstartedSendSet:
+    """The sends that threads have not begun yet."""
 
     def __init__(self) -> None:
         # ``with`` enters the lock itself, not the condition, so that Ctrl-C cannot leave the lock held.
@@ -168,14 +168,14 @@ class Producer(AsyncClient):
         super().__init__()
         check = None
         if transaction_check is not None:
-            check_function("transaction_check", transaction_check, "message", coroutines=True)
+            check_function("transaction_check", transaction_check, "message", allows_coroutines=True)
             self._transaction_check = transaction_check
             check = functools.partial(self._loop.run, weakly_bound(transaction_check))
         self._producer = producers.Producer(name_server, group, transaction_check=check, **options)
         self._new_sends: deque[_UnstartedSend] = deque()  # sends of this iteration of the event loop
         self._begun_count = 0  # total number of sends that were taken from ``_new_sends``
         self._send_thread = _SendThread()
-        self._unstarted_sends = _UnstartedSendCount()
+        self._unstarted_sends = _UnstartedSendSet()
         self._bulk_loop = EventLoop()  # separate threads for calls that may take long
 
     async def queues(self, topic: str) -> list[MessageQueue]:
@@ -187,7 +187,7 @@ class Producer(AsyncClient):
         message: Message,
         *,
         queue: MessageQueue | None = None,
-        selector: str | Select | None = None,
+        selector: str | Selector | None = None,
         arg: object = None,
         delay_level: int | None = None,
         delay: float | timedelta | None = None,
@@ -350,8 +350,10 @@ class Producer(AsyncClient):
         If the call is cancelled, the message is rolled back, so you may send another message.
         """
         self._check_open()
-        half = await self._store_half_message(functools.partial(self._producer.send_half, message, timeout_s=timeout_s))
-        return AsyncHalfMessage(half, self._loop.call_after_close)
+        half_message = await self._store_half_message(
+            functools.partial(self._producer.send_half, message, timeout_s=timeout_s)
+        )
+        return AsyncHalfMessage(half_message, self._loop.call_after_close)
 
     async def _store_half_message(self, store: Callable[[], HalfMessage]) -> HalfMessage:
         """Store a half message on a thread. If the caller is cancelled, roll back the half message, because the caller cannot
@@ -369,24 +371,26 @@ class Producer(AsyncClient):
         """
         self._check_open()
         transaction = self._producer.transaction(message, timeout_s=timeout_s)
-        half = await self._store_half_message(transaction.__enter__)
+        half_message = await self._store_half_message(transaction.__enter__)
         try:
-            yield AsyncHalfMessage(half, self._loop.call_after_close)
+            yield AsyncHalfMessage(half_message, self._loop.call_after_close)
         except BaseException as e:
             with contextlib.suppress(type(e)):  # ``__exit__`` may raise ``e``, which is raised below
-                await self._leave_block(half, transaction.__exit__, type(e), e, e.__traceback__)
+                await self._leave_block(half_message, transaction.__exit__, type(e), e, e.__traceback__)
             raise
-        await self._leave_block(half, transaction.__exit__, None, None, None)
+        await self._leave_block(half_message, transaction.__exit__, None, None, None)
 
-    async def _leave_block(self, half: HalfMessage, leave: Callable[..., object], *error: object) -> None:
+    async def _leave_block(self, half_message: HalfMessage, leave: Callable[..., object], *error: object) -> None:
         """Commit or roll back at the end of a block, even if the block has closed the producer."""
         try:
             await self._loop.call_after_close(leave, *error)
         except RuntimeError as e:
             # No thread can start. The block is finished, so the half message must not be rolled back when the object is dropped.
             if e not in error:
-                logger.warning("half message %s is not decided; its broker will check it: %s", half.result.msg_id, e)
-                half._abandon()
+                logger.warning(
+                    "half message %s is not decided; its broker will check it: %s", half_message.result.msg_id, e
+                )
+                half_message._abandon()
 
     async def recall(self, topic: str, recall_handle: str) -> str:
         """Cancel a delayed message of ``topic`` by the ``recall_handle`` of its result; returns the message id."""

@@ -59,15 +59,15 @@ def check_seconds(name: str, value: object, max_s: float = math.inf) -> float:
     return float(value)
 
 
-def check_function(name: str, value: Any, parameters: str, *, coroutines: bool = False) -> None:
+def check_function(name: str, value: Any, parameters: str, *, allows_coroutines: bool = False) -> None:
     """Raise ``OptionError`` unless ``value`` can be called with the arguments in ``parameters``, such as ``messages, context``.
 
-    Without ``coroutines``, a coroutine function is rejected, because no caller would await its coroutines.
+    Without ``allows_coroutines``, a coroutine function is rejected, because no caller would await its coroutines.
     """
     expected = f"a function that takes ({parameters})"
     if not callable(value):
         raise argument_error(name, value, expected)
-    if (kind := _deferred_kind(value)) and not (coroutines and kind == "coroutine function"):
+    if (kind := _deferred_kind(value)) and not (allows_coroutines and kind == "coroutine function"):
         hint = "; rocketmq_spark.aio awaits coroutines" if kind == "coroutine function" else ""
         raise OptionError(
             f"{name} is the {kind} {short_repr(value)}, whose body would never run; expected {expected}{hint}"

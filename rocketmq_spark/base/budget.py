@@ -14,12 +14,12 @@ MAX_WAITING_BYTES = 64 << 20
 
 # The first number is the memory in bytes that a decoded message needs besides its texts. The second one is the memory for each
 # byte of the properties, which may be many short texts.
-OBJECT_BYTES, _BYTES_PER_PROPERTY_BYTE = 512, 8
+MESSAGE_OVERHEAD_BYTES, _BYTES_PER_PROPERTY_BYTE = 512, 8
 
 
 def estimated_memory(body_bytes: int, property_bytes: int) -> int:
     """Return about how many bytes of memory a decoded message needs."""
-    return OBJECT_BYTES + body_bytes + _BYTES_PER_PROPERTY_BYTE * property_bytes
+    return MESSAGE_OVERHEAD_BYTES + body_bytes + _BYTES_PER_PROPERTY_BYTE * property_bytes
 
 
 class Budget:
@@ -31,7 +31,7 @@ class Budget:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.used = 0
+        self.used_bytes = 0
         self._bytes_by_holder: Counter[Hashable] = Counter()
         self._lock = threading.RLock()  # reentrant: garbage collection may call ``release`` in this block
 
@@ -40,16 +40,16 @@ class Budget:
         limit.
         """
         with self._lock:
-            if self.used and self.used + self._bytes_by_holder[holder] + 2 * size > self.limit:
+            if self.used_bytes and self.used_bytes + self._bytes_by_holder[holder] + 2 * size > self.limit:
                 return None
-            self.used += size
+            self.used_bytes += size
             self._bytes_by_holder[holder] += size
         unreleased_bytes = [size]
 
         def release() -> None:
             with self._lock:
                 released_bytes = unreleased_bytes.pop() if unreleased_bytes else 0
-                self.used -= released_bytes
+                self.used_bytes -= released_bytes
                 self._bytes_by_holder[holder] -= released_bytes
                 if not self._bytes_by_holder[holder]:
                     del self._bytes_by_holder[holder]
@@ -67,7 +67,7 @@ class ReceiveBudget:
 
     def __init__(self, limit: int = MAX_INCOMPLETE_BYTES) -> None:
         self.limit = limit
-        self.used = 0
+        self.used_bytes = 0
         self._bytes_by_holder: Counter[Hashable] = Counter()
         self._accounts: set[ReceiveAccount] = set()
         self._lock = threading.RLock()  # reentrant: garbage collection may release bytes in a block with this lock
@@ -82,11 +82,11 @@ class ReceiveBudget:
 
     def _resize(self, account: ReceiveAccount, size: int) -> bool:
         with self._lock:
-            if size and account.revoked:
+            if size and account.is_revoked:
                 return False
             growth = size - account.size
             holder_bytes = self._bytes_by_holder[account.holder] + growth
-            while growth > 0 and self.used > account.size and self.used + growth > self.limit:
+            while growth > 0 and self.used_bytes > account.size and self.used_bytes + growth > self.limit:
                 largest_holder, largest_bytes = self._bytes_by_holder.most_common(1)[0]
                 if largest_holder == account.holder or largest_bytes <= holder_bytes:
                     return False
@@ -94,15 +94,15 @@ class ReceiveBudget:
                     (other for other in self._accounts if other.holder == largest_holder), key=lambda other: other.size
                 )
                 self._set_size(largest_account, 0)
-                largest_account.revoked = True
+                largest_account.is_revoked = True
                 if largest_account.on_revoked is not None:
                     largest_account.on_revoked()
             self._set_size(account, size)
-            account.revoked = False
+            account.is_revoked = False
             return True
 
     def _set_size(self, account: ReceiveAccount, size: int) -> None:
-        self.used += size - account.size
+        self.used_bytes += size - account.size
         self._bytes_by_holder[account.holder] += size - account.size
         if not self._bytes_by_holder[account.holder]:
             del self._bytes_by_holder[account.holder]
@@ -111,8 +111,8 @@ class ReceiveBudget:
 
 
 class ReceiveAccount:
-    """The bytes of one incomplete frame. If the account is ``revoked``, another holder needs the memory, and the frame must be
-    dropped.
+    """The bytes of one incomplete frame. If the account is revoked (``is_revoked``), another holder needs the memory, and the
+    frame must be dropped.
     """
 
     def __init__(self, budget: ReceiveBudget, holder: Hashable, on_revoked: Callable[[], None] | None = None) -> None:
@@ -120,7 +120,7 @@ class ReceiveAccount:
         self.holder = holder
         self.on_revoked = on_revoked
         self.size = 0
-        self.revoked = False
+        self.is_revoked = False
 
     def resize(self, size: int) -> bool:
         """Set the size to ``size`` bytes; 0 releases all bytes. Returns False, and changes nothing, if there is no room."""

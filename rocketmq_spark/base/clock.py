@@ -48,17 +48,17 @@ class Deadline(NamedTuple):
 class RateLimit:
     """Limits how often something is done, such as logging a line that repeats."""
 
-    def __init__(self, every_s: float, limit: int = 1) -> None:
-        self._every_s = every_s
-        self._limit = self._remaining = limit
+    def __init__(self, period_s: float, limit: int = 1) -> None:
+        self._period_s = period_s
+        self._limit = self._remaining_calls = limit
         self._period_end = Deadline.after(0)
 
     def due(self) -> bool:
-        """Return True for the first ``limit`` calls of each period of ``every_s`` seconds, then False."""
+        """Return True for the first ``limit`` calls of each period of ``period_s`` seconds, then False."""
         if self._period_end.expired:
-            self._period_end, self._remaining = Deadline.after(self._every_s), self._limit
-        self._remaining -= 1
-        return self._remaining >= 0
+            self._period_end, self._remaining_calls = Deadline.after(self._period_s), self._limit
+        self._remaining_calls -= 1
+        return self._remaining_calls >= 0
 
 
 def epoch_ms() -> int:
@@ -77,14 +77,14 @@ def utc_text(epoch_ms: int, timespec: str = "milliseconds") -> str:
     return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
-def wait_until(condition: Callable[[], object], deadline: Deadline, every_s: float) -> bool:
-    """Call ``condition`` every ``every_s`` seconds, at least once, until it returns a true value. Returns whether the condition
-    was true before ``deadline``.
+def wait_until(condition: Callable[[], object], deadline: Deadline, poll_interval_s: float) -> bool:
+    """Call ``condition`` every ``poll_interval_s`` seconds, at least once, until it returns a true value. Returns whether the
+    condition was true before ``deadline``.
     """
     while not condition():
         if deadline.expired:
             return False
-        deadline.pause(every_s)
+        deadline.pause(poll_interval_s)
     return True
 
 

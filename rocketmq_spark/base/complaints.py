@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from rocketmq_spark.base.clock import RateLimit
 
-REPEAT_S = 300.0
+WARNING_INTERVAL_S = 300.0
 
 
 class LogThrottle:
@@ -19,13 +19,13 @@ class LogThrottle:
         self._limits: dict[Hashable, dict[Hashable, RateLimit]] = {}  # a limit for each subject and kind of problem
 
     def level(self, subject: Hashable, error: object) -> int:
-        """Return WARNING for a new kind of problem, and every ``REPEAT_S`` seconds while this kind lasts; else INFO."""
+        """Return WARNING for a new kind of problem, and every ``WARNING_INTERVAL_S`` seconds while this kind lasts; else INFO."""
         kind = type(error), getattr(error, "broker_code", None)
         limits_by_kind = self._limits.setdefault(subject, {})
         if kind not in limits_by_kind:
-            limits_by_kind[kind] = RateLimit(REPEAT_S)
+            limits_by_kind[kind] = RateLimit(WARNING_INTERVAL_S)
         return logging.WARNING if limits_by_kind[kind].due() else logging.INFO
 
-    def resolved(self, subject: Hashable) -> bool:
+    def mark_resolved(self, subject: Hashable) -> bool:
         """Record that the subject has no problem. Returns whether it had one."""
         return self._limits.pop(subject, None) is not None

@@ -62,34 +62,40 @@ class CheckCoalescer(Generic[P, D]):
             its place: broker and offset. ``send`` may block: each broker has its own thread, so a broker that hangs delays no
             decisions for other brokers.
         broker_of: Returns the broker in the place of a copy.
-        commit: The decision that delivers the message. Only one copy gets this decision; the other copies then get
-            ``rollback``.
-        rollback: The decision that drops a copy.
-        unknown: The decision if the user's function raises.
+        commit_decision: The decision that delivers the message. Only one copy gets this decision; the other copies then get
+            ``rollback_decision``.
+        rollback_decision: The decision that drops a copy.
+        unknown_decision: The decision if the user's function raises.
         sharing_key: Objects with the same key share their state: only one of them at a time calls its function for a message.
     """
 
     def __init__(
-        self, send: Callable[[P, D], bool], broker_of: Callable[[P], Hashable], commit: D, rollback: D, unknown: D,
-        sharing_key: Hashable = None,
+        self, send: Callable[[P, D], bool], broker_of: Callable[[P], Hashable], commit_decision: D, rollback_decision: D,
+        unknown_decision: D, sharing_key: Hashable = None,
     ) -> None:  # fmt: skip
         self._send, self._broker_of = send, broker_of
-        self._commit_decision, self._rollback_decision, self._unknown_decision = commit, rollback, unknown
+        self._commit_decision, self._rollback_decision, self._unknown_decision = (
+            commit_decision,
+            rollback_decision,
+            unknown_decision,
+        )
         self._decide_executor = KeyedExecutor()
         # One half of this limit is for decisions of the user's function, the other half for decisions without a call of the
         # function.
         self._send_executor = KeyedExecutor(2 * MAX_WAITING_CHECKS)
         # This deadline is set by ``leave``. Decisions that the function makes after this deadline are ignored.
         self._leave_deadline: Deadline | None = None
-        shared = _SharedState() if sharing_key is None else process.get_or_create("copies", sharing_key, _SharedState)
-        self._lock, self._newest_places, self._rollback_deadlines = (
-            shared.lock,
-            shared.newest_places,
-            shared.rollback_deadlines,
+        shared_state = (
+            _SharedState() if sharing_key is None else process.get_or_create("copies", sharing_key, _SharedState)
         )
-        self._newest_receivers, self._deciders = shared.newest_receivers, shared.deciders
+        self._lock, self._newest_places, self._rollback_deadlines = (
+            shared_state.lock,
+            shared_state.newest_places,
+            shared_state.rollback_deadlines,
+        )
+        self._newest_receivers, self._deciders = shared_state.newest_receivers, shared_state.deciders
         self._queued_keys: set[str] = set()  # messages that wait for a call of the function
-        self._waiting_by_broker: Counter[Hashable] = Counter()
+        self._waiting_checks_by_broker: Counter[Hashable] = Counter()
         self._log_limit = RateLimit(LOG_PAUSE_S)
         self._memory_budget = Budget(MAX_WAITING_BYTES)
 
@@ -121,14 +127,14 @@ class CheckCoalescer(Generic[P, D]):
                 # This object takes the message over from ``decider``, whose function hangs or is not called yet.
                 self._forget(key)
             is_pending = key in self._newest_places
-            if not is_pending and self._waiting_by_broker[broker] < MAX_WAITING_CHECKS:
+            if not is_pending and self._waiting_checks_by_broker[broker] < MAX_WAITING_CHECKS:
                 release = self._memory_budget.claim(broker, held_bytes)
             is_accepted = is_pending or release is not None
             if is_accepted:
                 self._newest_places[key], self._newest_receivers[key] = place, self
             if is_accepted and not is_pending:
                 self._deciders[key] = self, broker
-                self._waiting_by_broker[broker] += 1
+                self._waiting_checks_by_broker[broker] += 1
                 self._queued_keys.add(key)
         if not is_accepted:
             self._log_ignored(key, "too many checks, or too many bytes, wait for the function")
@@ -142,7 +148,7 @@ class CheckCoalescer(Generic[P, D]):
         """Send a decision that does not need the user's function."""
 
         def answer() -> None:
-            self._send_to(key, place, decision)
+            self._send_to_copy(key, place, decision)
 
         try:
             self._send_executor.run((self._broker_of(place),), answer)
@@ -162,7 +168,7 @@ class CheckCoalescer(Generic[P, D]):
         except RuntimeError as e:
             release()
             with self._lock:
-                if self._is_own(key):
+                if self._is_decider(key):
                     self._forget(key)
             self._log_ignored(key, e)
 
@@ -174,9 +180,9 @@ class CheckCoalescer(Generic[P, D]):
 
     def _decide(self, key: str, decide: Callable[[], D], release: Callable[[], None]) -> None:
         with self._lock:
-            is_open = key in self._queued_keys  # false if the producer has been closed
+            is_queued = key in self._queued_keys  # false if the producer has been closed
             self._queued_keys.discard(key)
-        if not is_open:
+        if not is_queued:
             release()
             return
         outcome = capture(decide)
@@ -185,7 +191,7 @@ class CheckCoalescer(Generic[P, D]):
             outcome.log(logger, "%s could not be decided", key)
         decision = self._unknown_decision if isinstance(outcome, Failure) else outcome
         with self._lock:
-            if not self._is_own(key):
+            if not self._is_decider(key):
                 return
             broker = self._broker_of(self._newest_places[key])
         self._submit(self._send_executor, (broker,), key, functools.partial(self._send_to_copies, key, decision))
@@ -196,10 +202,10 @@ class CheckCoalescer(Generic[P, D]):
         # While a decision is sent, a check of a further copy may arrive.
         while (newest_copy := self._next_copy(key, previous_place, is_committed)) is not None:
             receiver, previous_place = newest_copy
-            is_committed = receiver._send_to(key, previous_place, decision) and decision is self._commit_decision
+            is_committed = receiver._send_to_copy(key, previous_place, decision) and decision is self._commit_decision
             decision = self._rollback_decision if is_committed else decision
 
-    def _send_to(self, key: str, place: P, decision: D) -> bool:
+    def _send_to_copy(self, key: str, place: P, decision: D) -> bool:
         outcome = capture(self._send, place, decision)
         if isinstance(outcome, Failure):
             outcome.log(logger, "the decision on %s could not be sent", key)
@@ -220,7 +226,7 @@ class CheckCoalescer(Generic[P, D]):
                     or next(iter(self._rollback_deadlines.values())).expired
                 ):
                     self._rollback_deadlines.popitem(last=False)
-            if not self._is_own(key):
+            if not self._is_decider(key):
                 return None
             newest_place: P = self._newest_places[key]
             if newest_place is not previous_place:
@@ -228,7 +234,7 @@ class CheckCoalescer(Generic[P, D]):
             self._forget(key)
             return None
 
-    def _is_own(self, key: str) -> bool:
+    def _is_decider(self, key: str) -> bool:
         """Whether this object still decides about the message. After ``leave``, another object may decide. The caller holds the
         lock.
         """
@@ -240,6 +246,6 @@ class CheckCoalescer(Generic[P, D]):
         del self._newest_places[key], self._newest_receivers[key]
         decider, broker = self._deciders.pop(key)
         decider._queued_keys.discard(key)
-        decider._waiting_by_broker[broker] -= 1
-        if not decider._waiting_by_broker[broker]:
-            del decider._waiting_by_broker[broker]
+        decider._waiting_checks_by_broker[broker] -= 1
+        if not decider._waiting_checks_by_broker[broker]:
+            del decider._waiting_checks_by_broker[broker]

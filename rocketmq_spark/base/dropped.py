@@ -22,7 +22,7 @@ from rocketmq_spark.base.threads import Failure, Latch, capture, start_thread
 
 logger = logging.getLogger(__name__)
 
-_NAME = "rocketmq-dropped"
+_THREAD_NAME = "rocketmq-dropped"
 
 
 class ClosedWhenDropped(Closeable):
@@ -77,7 +77,7 @@ class _DroppedObjects:
         """
         with self._lock, contextlib.suppress(RuntimeError):
             if self._thread is None:
-                self._thread = start_thread(_NAME, functools.partial(_close_all, self._queue))
+                self._thread = start_thread(_THREAD_NAME, functools.partial(_close_all, self._queue))
 
     def put(self, dropped_object: ClosedWhenDropped) -> None:
         self._queue.put(dropped_object)
@@ -116,8 +116,8 @@ def _close_all(queue: SimpleQueue[ClosedWhenDropped | Latch]) -> None:
 
 
 def _close_next(queue: SimpleQueue[ClosedWhenDropped | Latch]) -> None:
-    dropped = queue.get()
-    if isinstance(dropped, Latch):
-        dropped.set()
+    queue_entry = queue.get()
+    if isinstance(queue_entry, Latch):
+        queue_entry.set()
     else:
-        dropped._close_dropped()
+        queue_entry._close_dropped()

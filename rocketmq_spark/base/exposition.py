@@ -167,14 +167,14 @@ _FormatFailure = Callable[[Exception], str]
 def serve(
     address: tuple[str, int],
     compute_text: Callable[[], str],
-    failures: _FailureTypes = (),
+    failure_types: _FailureTypes = (),
     format_failure: _FormatFailure = str,
 ) -> Iterator[str]:
     """Serve the result of ``compute_text`` inside the block, and yield the URL. One request at a time calls ``compute_text``.
 
-    If ``compute_text`` raises one of ``failures``, the response is a 503 with one line of text, which ``format_failure`` returns.
-    After any other exception, the response is a 503 without the text of the exception. The log then gets one line, at most every
-    five minutes for each type of exception.
+    If ``compute_text`` raises one of ``failure_types``, the response is a 503 with one line of text, which ``format_failure``
+    returns. After any other exception, the response is a 503 without the text of the exception. The log then gets one line, at
+    most every five minutes for each type of exception.
 
     Port 0 means any free port.
 
@@ -203,7 +203,7 @@ def serve(
             try:
                 with text_lock:
                     body = compute_text()
-            except failures as e:
+            except failure_types as e:
                 self._answer(503, format_failure(e) + "\n")
             except Exception as e:  # noqa: BLE001 - a fault of this package; its text may hold more than clients may read
                 report(e)

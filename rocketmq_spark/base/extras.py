@@ -48,13 +48,13 @@ def extra_with_module(module: str) -> str | None:
         (
             extra
             for extra in (ARROW, SPARK)
-            if any(version_bounds(requirement)[0] == package for requirement in REQUIREMENTS[extra])
+            if any(requirement_parts(requirement)[0] == package for requirement in REQUIREMENTS[extra])
         ),
         None,
     )
 
 
-def version_bounds(requirement: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+def requirement_parts(requirement: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """Return the parts of a requirement in the table: name, lowest version, and the first version that is too new.
 
     If the requirement has no upper bound, the third part is an empty tuple.

@@ -31,7 +31,7 @@ from rocketmq_spark.base import process, terminal
 
 logger = logging.getLogger(__name__)
 
-ROOT = 0
+ROOT_ID = 0  # of the user root, and of its group
 PRIVATE_MODE, READABLE_MODE = 0o700, 0o755
 _ACCESS_BITS, _WRITE_BITS = 0o077, 0o022
 _OTHERS_BITS, _GROUP_BITS = 0o007, 0o070
@@ -95,9 +95,9 @@ def foreign_file(path: Path, root_may_own: bool = True) -> ForeignFile | None:
 
     Returns None otherwise, also if nothing exists at ``path``. Without ``root_may_own``, root counts as another user.
     """
-    owners = {os.geteuid(), ROOT} if root_may_own else {os.geteuid()}
+    trusted_uids = {os.geteuid(), ROOT_ID} if root_may_own else {os.geteuid()}
     for read_status in (path.lstat, path.stat):
-        if (status := _status_or_none(read_status)) is not None and (owner := owner_uid(status)) not in owners:
+        if (status := _status_or_none(read_status)) is not None and (owner := owner_uid(status)) not in trusted_uids:
             return ForeignFile(path, owner)
     return None
 
@@ -118,7 +118,7 @@ def foreign_file_in(
     for entry in _entries(path, skipped_prefixes):
         if (status := _status_or_none(entry.lstat)) is not None and (owner := owner_uid(status)) not in (
             os.geteuid(),
-            ROOT,
+            ROOT_ID,
         ):
             return ForeignFile(entry, owner)
     return None
@@ -186,7 +186,7 @@ def owner_uid(status: os.stat_result) -> int:
         mount, _, file_system = line.partition(" - ")
         if mount.split(" ")[2] == device and file_system.startswith("fuse"):
             options = dict(option.partition("=")[::2] for option in file_system.split(" ")[-1].split(","))
-            return int(options.get("user_id", ROOT)) or status.st_uid
+            return int(options.get("user_id", ROOT_ID)) or status.st_uid
     return status.st_uid
 
 
@@ -295,7 +295,7 @@ def make_folder_for(owner_status: os.stat_result, name: str, folder_descriptor: 
     Raises ``PermissionError`` otherwise.
     """
     parent_status = os.fstat(folder_descriptor)
-    if os.geteuid() != ROOT or parent_status.st_uid != ROOT or others_may_write(parent_status):
+    if os.geteuid() != ROOT_ID or parent_status.st_uid != ROOT_ID or others_may_write(parent_status):
         raise PermissionError(errno.EACCES, f"{user_text(owner_status.st_uid)} may not create this folder", name)
     os.mkdir(name, PRIVATE_MODE, dir_fd=folder_descriptor)
     descriptor = open_folder(name, folder_descriptor)
@@ -312,7 +312,7 @@ class TemporaryFolder(NamedTuple):
 
 def make_temporary_folder(owner: int, prefix: str) -> TemporaryFolder:
     """Create a private folder in the temporary folder. It belongs to the user ``owner`` if root calls this with ``CAP_CHOWN``,
-    otherwise to this user. Call this only if ``temporary_exposure`` returns None.
+    otherwise to this user. Call this only if ``temporary_folder_exposure`` returns None.
 
     Raises ``PermissionError`` if another folder has taken its name.
     """
@@ -325,7 +325,7 @@ def make_temporary_folder(owner: int, prefix: str) -> TemporaryFolder:
             status = os.fstat(descriptor)
             if status.st_uid != uid or stat.S_IMODE(status.st_mode) & _ACCESS_BITS:
                 raise PermissionError(errno.EPERM, "another folder has its name", str(temporary_folder / name))
-            if uid == ROOT != owner:
+            if uid == ROOT_ID != owner:
                 with contextlib.suppress(OSError):
                     os.fchown(descriptor, owner, -1)
                     uid = owner
@@ -334,7 +334,7 @@ def make_temporary_folder(owner: int, prefix: str) -> TemporaryFolder:
     return TemporaryFolder(temporary_folder / name, uid)
 
 
-def temporary_exposure() -> Exposure | None:
+def temporary_folder_exposure() -> Exposure | None:
     """Return what lets other users replace a new folder in the temporary folder; None if no other user may replace
     such a folder.
     """
@@ -430,7 +430,7 @@ def creation_mask() -> int:
     return umask
 
 
-def new_files_are_open() -> bool:
+def others_may_write_new_files() -> bool:
     """Whether the umask lets users other than this user and root write to new files, and connect to new sockets."""
     write_rights = _WRITE_BITS & ~creation_mask()
     return bool(write_rights & _OTHERS_BITS or (write_rights and not _is_private_group(os.getegid(), os.geteuid())))
@@ -440,9 +440,9 @@ def _is_private_group(gid: int, uid: int) -> bool:
     """Whether a group certainly has no other members than the user ``uid`` and root, and is the primary group of no other
     account. A file may belong to a group of which the file's owner is not a member.
     """
-    if gid == ROOT:  # this is root's group; in images for OpenShift, the container's user is a member, too
+    if gid == ROOT_ID:  # this is root's group; in images for OpenShift, the container's user is a member, too
         return True
-    if not uids_by_primary_group().get(gid, set()) <= {uid, ROOT}:
+    if not uids_by_primary_group().get(gid, set()) <= {uid, ROOT_ID}:
         return False
     try:
         group = grp.getgrgid(gid)
@@ -562,14 +562,14 @@ class Exposure(NamedTuple):
         return f"{self.path}, in which {self.users_text} may replace files and folders"
 
 
-def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
+def exposures(path: Path, owner: int = ROOT_ID) -> Iterator[Exposure]:
     """Yield what lets other users replace ``path``: folders above it whose entries others may replace, and parts of the path that
     others own. Links in the path are followed. Other users are all but this user, root and ``owner``.
 
     Each part is checked before its link is read. So if this yields nothing, no other user can have changed a link during the
     check.
     """
-    trusted_uids = {os.geteuid(), ROOT, owner} | _unmapped_uids()
+    trusted_uids = {os.geteuid(), ROOT_ID, owner} | _unmapped_uids()
     for folder, entry in _lookups(path):
         folder_status, entry_status = _status_or_none(folder.stat), _status_or_none(entry.lstat)
         if folder_status is None:  # nothing is opened through a folder that is missing or cannot be read
@@ -595,7 +595,7 @@ def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> 
             return f"Run: chmod go-w {quoted_path}"
     if exposure.uid is not None and not is_above:
         return f"Let {user_text(exposure.uid)} remove {quoted_path}, not root"
-    if owner == ROOT:
+    if owner == ROOT_ID:
         return f"Use a folder for {name} that only root may change, in folders that only root may change"
     if owner == error_reader_uid():
         return f"Move {name} below a folder that only you and root may change"
@@ -607,13 +607,13 @@ def exposures_in(path: Path, skipped_prefixes: tuple[str, ...], owner: int) -> I
     yield from exposures_of(path, _entries(path, skipped_prefixes), owner)
 
 
-def exposures_of(path: Path, entries: Iterable[Path], owner: int = ROOT) -> Iterator[Exposure]:
+def exposures_of(path: Path, entries: Iterable[Path], owner: int = ROOT_ID) -> Iterator[Exposure]:
     """Yield the folder, and each of ``entries``, if users other than ``owner``, this user and root may change it. For a link,
     only its owner is checked.
     """
     for entry in itertools.chain((path,), entries):
         status = _status_or_none(path.stat if entry == path else entry.lstat)
-        if status is not None and (uid := owner_uid(status)) not in (os.geteuid(), ROOT, owner):
+        if status is not None and (uid := owner_uid(status)) not in (os.geteuid(), ROOT_ID, owner):
             yield Exposure(entry, status, uid)
         elif status is not None and not stat.S_ISLNK(status.st_mode) and others_may_write(status):
             yield Exposure(entry, status, None)
@@ -653,7 +653,7 @@ def _unmapped_uids() -> set[int]:
     return set() if any(first <= overflow_uid < first + count for first, count in ranges) else {overflow_uid}
 
 
-def warn_if_open(path: Path, content: str) -> None:
+def warn_if_others_have_rights(path: Path, content_name: str) -> None:
     """Log once in a process if the mode of a folder lets other users read or write its files."""
     status = path.stat()
     rights_of_others = _rights_of_others(status, _ACCESS_BITS)
@@ -662,17 +662,17 @@ def warn_if_open(path: Path, content: str) -> None:
         is_own = status.st_uid == os.geteuid()
         advice = f"protect it with: chmod 700 {shlex.quote(str(path))}" if is_own else "name a new folder in it"
         text = "the folder %s keeps its mode, with which other users may %s %s; %s"
-        process.get_or_create("open folders", path, lambda: logger.warning(text, path, verb, content, advice))
+        process.get_or_create("open folders", path, lambda: logger.warning(text, path, verb, content_name, advice))
 
 
-def warn_if_replaceable(path: Path, purpose: str) -> None:
-    """Log once in a process for each folder above ``path`` that lets other users replace ``path``. ``purpose`` is the name of
+def warn_if_replaceable(path: Path, shown_name: str) -> None:
+    """Log once in a process for each folder above ``path`` that lets other users replace ``path``. ``shown_name`` is the name of
     the path in the warning, such as "the spool".
     """
     text = "%s lies in %s; let the owner of the folder run chmod go-w or 1777, or name another folder"
     for exposure in exposures(path):
         process.get_or_create(
-            "replaceable folders", exposure.path, functools.partial(logger.warning, text, purpose, exposure)
+            "replaceable folders", exposure.path, functools.partial(logger.warning, text, shown_name, exposure)
         )
 
 
@@ -691,7 +691,7 @@ def error_reader_uid() -> int:
     """The uid of the user who reads the errors of this process. This is the uid of root also while root has the rights of
     another user.
     """
-    return os.geteuid() if has_own_rights() else ROOT
+    return os.geteuid() if has_own_rights() else ROOT_ID
 
 
 @contextlib.contextmanager
@@ -727,7 +727,7 @@ def become_user(uid: int) -> None:
     Raises ``OSError`` if root lacks the capability; then this process keeps root's rights.
     """
     gid, groups = groups_of(uid)
-    seal_memory = memory_seal()
+    protect_memory = forbid_core_dumps()
     terminal.detach()
     os.chdir("/")
     previous_ids = os.getgroups(), (os.getgid(), os.getegid())
@@ -741,13 +741,13 @@ def become_user(uid: int) -> None:
         os.setregid(*previous_ids[1])
         os.setgroups(previous_ids[0])
         raise
-    seal_memory()
+    protect_memory()
 
 
 _PR_SET_DUMPABLE = 4  # of ``prctl``
 
 
-def memory_seal() -> Callable[[], None]:
+def forbid_core_dumps() -> Callable[[], None]:
     """Forbid core dumps of this process, and return a function that protects the memory of this process from other processes of
     its user. Call the returned function after the change of the user, because the change ends this protection. The returned
     function imports nothing.

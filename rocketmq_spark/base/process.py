@@ -119,7 +119,7 @@ class LiveObjects(Generic[T]):
 
     def __init__(self, period_s: float = 0.0) -> None:
         self._period_s = period_s
-        self._next_due = 0.0
+        self._next_due_s = 0.0
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
 
@@ -140,9 +140,9 @@ class LiveObjects(Generic[T]):
 
     def due(self, now_s: float) -> list[T]:
         """Return all objects once in ``period_s`` seconds of a monotonic clock; in between, an empty list."""
-        if now_s < self._next_due:
+        if now_s < self._next_due_s:
             return []
-        self._next_due = now_s + self._period_s
+        self._next_due_s = now_s + self._period_s
         return self.all()
 
 
@@ -156,7 +156,7 @@ def clear_registry() -> dict[str, dict[Any, Any]]:
     return removed_entries
 
 
-_RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
+_RUNNER_MODULE = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 def is_worker(module: str) -> bool:
@@ -193,16 +193,16 @@ def suppress_broken_pipes() -> None:
 
 
 def _is_runner() -> bool:
-    return _main_module() == _RUNNER
+    return _main_module() == _RUNNER_MODULE
 
 
 def _main_module() -> str | None:
     return getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", None)
 
 
-def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     if not issubclass(kind, BrokenPipeError | ConnectionResetError):
-        sys.__excepthook__(kind, error, trace)
+        sys.__excepthook__(kind, error, traceback)
 
 
 _deferred_closes: dict[int, list[Callable[[], object]]] = {}  # by thread
@@ -219,7 +219,7 @@ class Closeable:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 
@@ -235,7 +235,7 @@ def signal_safe(method: Callable[P, T]) -> Callable[P, T]:
             return _run_signal_safe(method, *args, **kwargs)
         finally:
             if _deferred_closes:
-                _run_deferred()
+                _run_deferred_closes()
 
     return call
 
@@ -268,7 +268,7 @@ def _is_inside_signal_safe() -> bool:
     return False
 
 
-def _run_deferred() -> None:
+def _run_deferred_closes() -> None:
     thread_id = threading.get_ident()
     while not _is_inside_signal_safe() and (closes := _deferred_closes.pop(thread_id, None)) is not None:
         for close in closes:
@@ -353,7 +353,7 @@ class PythonCall(TypedDict):
     cwd: str
 
 
-def python_call(*arguments: str, program: str = sys.executable, import_first: Sequence[str] = ()) -> PythonCall:
+def python_call(*arguments: str, program: str = sys.executable, first_import_folders: Sequence[str] = ()) -> PythonCall:
     """Return how to start a Python program that imports nothing from the current folder.
 
     An empty part of PYTHONPATH, as in ``:/x``, means the current folder. So empty and relative parts are left out.
@@ -361,13 +361,13 @@ def python_call(*arguments: str, program: str = sys.executable, import_first: Se
     Args:
         arguments: The command line after the program.
         program: The interpreter.
-        import_first: Folders from which modules are imported before those of PYTHONPATH.
+        first_import_folders: Folders from which modules are imported before those of PYTHONPATH.
     """
-    folders = [*import_first, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    folders = [*first_import_folders, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    paths = os.pathsep.join(filter(os.path.isabs, folders))
+    python_path = os.pathsep.join(filter(os.path.isabs, folders))
     return {
         "args": [os.path.abspath(program), *arguments],
-        "env": {**environment, "PYTHONPATH": paths} if paths else environment,
+        "env": {**environment, "PYTHONPATH": python_path} if python_path else environment,
         "cwd": "/",
     }

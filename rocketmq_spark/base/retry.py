@@ -65,17 +65,17 @@ class RetryErrors:
 
     def raise_final(self, error: RocketMQError, now_s: float) -> NoReturn:
         """Raise ``final_error(error)``, chained to ``error`` unless it is the same."""
-        cause = self.final_error(error, now_s)
-        if cause is error:
+        final_error = self.final_error(error, now_s)
+        if final_error is error:
             raise error
-        raise cause from error
+        raise final_error from error
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Repeats a metadata request: up to ``times`` more attempts, with pauses that double from ``interval_s``."""
+    """Repeats a metadata request: up to ``max_retries`` more attempts, with pauses that double from ``interval_s``."""
 
-    times: int = 3
+    max_retries: int = 3
     interval_s: float = 0.5
 
     def run(self, request: Callable[[], T], deadline: Deadline | None = None) -> T:
@@ -83,7 +83,7 @@ class Retry:
         ``final_error`` when the deadline is reached.
         """
         pauses, errors = backoff(self.interval_s, 10.0), RetryErrors()
-        for attempts_left in range(self.times, -1, -1):
+        for attempts_left in range(self.max_retries, -1, -1):
             try:
                 return request()
             except RocketMQError as e:

@@ -63,7 +63,7 @@ class TracebackLimit:
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._last_logged_s: dict[object, float] = {}
+        self._last_logged_s_by_kind: dict[object, float] = {}
 
     def due(self, outcome: object) -> BaseException | None:
         """Return the error of ``outcome`` if its traceback is to be logged now.
@@ -80,11 +80,11 @@ class TracebackLimit:
             innermost_traceback and (innermost_traceback.tb_frame.f_code, innermost_traceback.tb_lineno),
         )
         now_s = self._now_s()
-        if now_s - self._last_logged_s.get(kind, -_TRACEBACK_PAUSE_S) < _TRACEBACK_PAUSE_S:
+        if now_s - self._last_logged_s_by_kind.get(kind, -_TRACEBACK_PAUSE_S) < _TRACEBACK_PAUSE_S:
             return None
-        if len(self._last_logged_s) >= _MAX_KINDS:
-            self._last_logged_s.clear()
-        self._last_logged_s[kind] = now_s
+        if len(self._last_logged_s_by_kind) >= _MAX_KINDS:
+            self._last_logged_s_by_kind.clear()
+        self._last_logged_s_by_kind[kind] = now_s
         return outcome.error
 
 
@@ -108,16 +108,16 @@ def without_blocking() -> Iterator[None]:
     """During the ``with`` statement, ``may_block`` returns False on this thread, so that another thread does work that could
     wait.
     """
-    previous_value, _local.waits = may_block(), False
+    previous_value, _local.may_block = may_block(), False
     try:
         yield
     finally:
-        _local.waits = previous_value
+        _local.may_block = previous_value
 
 
 def may_block() -> bool:
     """Whether the calling thread may block, for example while a socket takes no bytes."""
-    return getattr(_local, "waits", True)
+    return getattr(_local, "may_block", True)
 
 
 def safe_text(value: object, convert: Callable[[object], str] = repr) -> str:
@@ -127,40 +127,40 @@ def safe_text(value: object, convert: Callable[[object], str] = repr) -> str:
 
 
 def start_thread(
-    name: str, loop: Callable[[], None], on_end: Callable[[], None] | None = None, restart: bool = True
+    name: str, target: Callable[[], None], on_end: Callable[[], None] | None = None, restart: bool = True
 ) -> threading.Thread:
-    """Start a daemon thread that runs ``loop``. At the end of the thread, ``on_end`` runs, also after an error.
+    """Start a daemon thread that runs ``target``. At the end of the thread, ``on_end`` runs, also after an error.
 
-    Exceptions of ``loop`` are logged. With ``restart``, ``loop`` is called again after an exception, so it must remove a task
+    Exceptions of ``target`` are logged. With ``restart``, ``target`` is called again after an exception, so it must remove a task
     from its queue before it runs the task.
 
     Raises:
         RuntimeError: The system allows no more threads. So record only after this call that the thread exists.
     """
     name = escaped(name)  # logs show the thread's name, which may contain the name of a broker
-    thread = threading.Thread(target=_run_thread, args=(name, loop, on_end, restart), name=name, daemon=True)
+    thread = threading.Thread(target=_run_thread, args=(name, target, on_end, restart), name=name, daemon=True)
     thread.start()
     return thread
 
 
-def _run_thread(name: str, loop: Callable[[], None], on_end: Callable[[], None] | None, restart: bool) -> None:
+def _run_thread(name: str, target: Callable[[], None], on_end: Callable[[], None] | None, restart: bool) -> None:
     try:
-        while _run_and_log_failure(name, loop) and restart:
+        while _run_and_log_failure(name, target) and restart:
             pass
     finally:
         if on_end is not None:
             on_end()
 
 
-def _run_and_log_failure(name: str, loop: Callable[[], None]) -> bool:
-    outcome = capture(loop)
+def _run_and_log_failure(name: str, target: Callable[[], None]) -> bool:
+    outcome = capture(target)
     if not isinstance(outcome, Failure):
         return False
     outcome.log(logger, "the work of thread %s failed: %s", name, outcome)
     return True
 
 
-_FLAG_CHECK_S = 1.0
+_FLAG_CHECK_INTERVAL_S = 1.0
 
 
 class Latch:
@@ -191,7 +191,7 @@ class Latch:
         Without ``seconds``, the thread wakes periodically to check the flag. If two signals arrive at once, another thread may
         receive both, and this thread is not woken.
         """
-        while not self._lock.acquire(timeout=_FLAG_CHECK_S if seconds is None else max(0.0, seconds)):
+        while not self._lock.acquire(timeout=_FLAG_CHECK_INTERVAL_S if seconds is None else max(0.0, seconds)):
             if seconds is not None:
                 return False
         self.set()  # sets the flag again, because acquiring the lock cleared it
@@ -275,17 +275,17 @@ class KeyedExecutor:
             return None
 
 
-_IDLE_S, _POLL_S = 10.0, 0.02
+_IDLE_TIMEOUT_S, _POLL_INTERVAL_S = 10.0, 0.02
 
 
 class DaemonThreadPool(Executor):
     """A ``ThreadPoolExecutor`` with daemon threads, so that their work does not delay the end of the process.
 
-    Threads end after ``_IDLE_S`` without work. If ``submit`` raises ``RuntimeError``, the work never runs.
+    Threads end after ``_IDLE_TIMEOUT_S`` without work. If ``submit`` raises ``RuntimeError``, the work never runs.
     """
 
-    def __init__(self, limit: int, name: str) -> None:
-        self._limit, self._name = limit, name
+    def __init__(self, max_threads: int, name: str) -> None:
+        self._max_threads, self._name = max_threads, name
         self._lock = threading.Lock()
         self._state_changed = threading.Condition(self._lock)
         self._queue: deque[Callable[[], None]] = deque()
@@ -302,7 +302,7 @@ class DaemonThreadPool(Executor):
             self._queue.append(work)
             if self._idle_count >= len(self._queue):
                 self._state_changed.notify()
-            elif self._thread_count < self._limit:
+            elif self._thread_count < self._max_threads:
                 self._thread_count += 1
                 try:
                     start_thread(self._name, self._run)
@@ -323,7 +323,7 @@ class DaemonThreadPool(Executor):
     def wait_until_idle(self, deadline: Deadline) -> bool:
         """Wait until no work is left, or until ``deadline``. Returns whether no work is left."""
         while (is_busy := self._thread_count > self._idle_count or bool(self._queue)) and not deadline.expired:
-            deadline.pause(_POLL_S)
+            deadline.pause(_POLL_INTERVAL_S)
         return not is_busy
 
     def _run(self) -> None:
@@ -334,7 +334,7 @@ class DaemonThreadPool(Executor):
     def _next_work(self) -> Callable[[], None] | None:
         with self._lock:
             self._idle_count += 1
-            self._state_changed.wait_for(lambda: self._queue or self._is_shut_down, _IDLE_S)
+            self._state_changed.wait_for(lambda: self._queue or self._is_shut_down, _IDLE_TIMEOUT_S)
             self._idle_count -= 1
             if self._queue:
                 return self._queue.popleft()

@@ -111,10 +111,12 @@ def check_authorities(pem: bytes) -> None:
 
 def _certificates(pem: bytes) -> Iterator[bytes]:
     """Yield the certificates in the content of a file. The time for this grows only linearly with the size of the file."""
-    end = 0
-    while (start := pem.find(_BEGIN_MARKER, end)) >= 0 and (end_marker := pem.find(_END_MARKER, start)) >= 0:
-        end = end_marker + len(_END_MARKER)
-        yield pem[start:end]
+    certificate_end = 0
+    while (start := pem.find(_BEGIN_MARKER, certificate_end)) >= 0 and (
+        end_marker_start := pem.find(_END_MARKER, start)
+    ) >= 0:
+        certificate_end = end_marker_start + len(_END_MARKER)
+        yield pem[start:certificate_end]
 
 
 def _system_files() -> Iterator[Path]:

@@ -32,7 +32,7 @@ from rocketmq_spark.localbroker import LocalBroker, distribution, processes
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.servers import NAME_SERVER, broker_names
 
-_PAUSE_S = 0.02
+_LOCK_CHECK_INTERVAL_S = 0.02
 _FOLDER_NAME, _DATA_NAME = distribution.BACKGROUND_DATA
 _LOCK_TIMEOUT_S = 1.0
 
@@ -90,7 +90,7 @@ def running_broker() -> RunningBroker | None:
     if not _is_locked():
         return None
     try:
-        state = json.loads(_state())
+        state = json.loads(_read_state())
     except (FileNotFoundError, ValueError):
         return None  # the process is starting or ending
     servers = {name: (address, pid) for name, (address, pid) in state.pop("servers").items()}
@@ -132,7 +132,7 @@ def _check_not_running() -> None:
 def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
     read_fd, write_fd = os.pipe()
     package_root = str(Path(rocketmq_spark.__file__).parent.parent)
-    arguments = python_call("-P", "-m", __name__, str(write_fd), import_first=[package_root])
+    arguments = python_call("-P", "-m", __name__, str(write_fd), first_import_folders=[package_root])
     if distribution.CACHE_VARIABLE in arguments["env"]:
         # The child gets an absolute path, because it has another current folder than this process.
         arguments["env"][distribution.CACHE_VARIABLE] = str(distribution.cache_folder())
@@ -168,7 +168,7 @@ def stop(timeout_s: float = 40.0) -> RunningBroker:
         raise not_running_error()
     with contextlib.suppress(ProcessLookupError):
         os.kill(broker.pid, signal.SIGTERM)
-    if not wait_until(lambda: not _is_locked(), Deadline.after(timeout_s), _PAUSE_S):
+    if not wait_until(lambda: not _is_locked(), Deadline.after(timeout_s), _LOCK_CHECK_INTERVAL_S):
         raise LocalBrokerError(
             f"The local broker did not end within {timeout_s:g} s", remedy=f"End it with: kill -9 {broker.pid}"
         )
@@ -202,7 +202,7 @@ def _state_path() -> Path:
     return _path("state.json")
 
 
-def _state() -> bytes:
+def _read_state() -> bytes:
     """Return the recorded state. Raises ``LocalBrokerError`` if other users may write the file, because these users could
     redirect commands to other servers.
     """
@@ -235,7 +235,7 @@ def _run(answers: IO[str], request: StartRequest) -> None:
         try:
             local_broker = stack.enter_context(_servers(request))
             stack.callback(_state_path().unlink, missing_ok=True)
-            _publish(local_broker, list(request.conf))
+            _write_state(local_broker, list(request.conf))
         except LocalBrokerError as e:
             print(json.dumps({"message": " ".join([e.message, e.remark or ""]), "remedy": e.remedy}), file=answers)
             return
@@ -259,7 +259,7 @@ def _ports(request: StartRequest) -> dict[str, int]:
     return {NAME_SERVER: request.port} if request.port else {}
 
 
-def _publish(local_broker: LocalBroker, conf: list[str]) -> None:
+def _write_state(local_broker: LocalBroker, conf: list[str]) -> None:
     names = [NAME_SERVER, *local_broker.brokers, *local_broker.slaves]
     state = RunningBroker(
         pid=os.getpid(),
@@ -279,7 +279,7 @@ def _lock() -> Iterator[None]:
         while not folders.try_lock(lock):  # a status command may hold the lock for a moment
             if deadline.expired:
                 raise BlockingIOError(errno.EWOULDBLOCK, "another process holds the lock", lock.name)
-            deadline.pause(_PAUSE_S)
+            deadline.pause(_LOCK_CHECK_INTERVAL_S)
         yield
 
 

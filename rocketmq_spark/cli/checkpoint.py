@@ -199,17 +199,17 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
     problems = [drift for drift in drifts if not drift.state.is_lossless]
     for line in errors:
         output.note(line)
-    unavailable_brokers = [drift.queue.broker_name for drift in problems if drift.state.is_unavailable]
-    if lost_count := len(problems) - len(unavailable_brokers):
+    brokers_of_waiting_queues = [drift.queue.broker_name for drift in problems if drift.state.is_unavailable]
+    if lost_count := len(problems) - len(brokers_of_waiting_queues):
         output.note(
             f"{lost_count} of {len(drifts)} queues have lost what was to be read next. With failOnDataLoss=warn the query "
             "continues at the first message that is kept, and reads a topic that was created again from its start"
         )
-    if unavailable_brokers:
-        broker_names = ", ".join(sorted(set(unavailable_brokers)))
+    if brokers_of_waiting_queues:
+        broker_names = ", ".join(sorted(set(brokers_of_waiting_queues)))
         output.note(
-            f"{len(unavailable_brokers)} of {len(drifts)} queues wait for {broker_names}: start it on its data, and nothing "
-            "of them is lost"
+            f"{len(brokers_of_waiting_queues)} of {len(drifts)} queues wait for {broker_names}: start it on its data, "
+            "and nothing of them is lost"
         )
     if not problems:
         output.note("Nothing is lost")
@@ -351,13 +351,16 @@ def rewind(
 def _reread_lines(plan: RewindPlan) -> Iterator[str]:
     """The lines that say what the query will read again, with the range of each queue."""
     if plan.later_batches:
-        batches = (
+        batches_text = (
             f"batch {plan.later_batches[0]}"
             if len(plan.later_batches) == 1
             else f"batches {plan.later_batches[0]} to {plan.later_batches[-1]}"
         )
         count = sum(offset_range.size for offset_range in plan.ranges)
-        yield f"The query reads the {count} offsets of {batches} again, in new batches from number {plan.batch.number + 1} on:"
+        yield (
+            f"The query reads the {count} offsets of {batches_text} again, "
+            f"in new batches from number {plan.batch.number + 1} on:"
+        )
     for offset_range in plan.ranges:
         # The end is exclusive, as in 'show' and 'lag'.
         yield f"  {offset_range.queue}  from {offset_range.start}, before {offset_range.end}  ({offset_range.size})"

@@ -28,7 +28,7 @@ from rocketmq_spark.base import extras
 from rocketmq_spark.cli.output import Json, Output, Text, width_of
 from rocketmq_spark.errors import NotFound, OptionError, RocketMQError
 
-INTERRUPTED = 130
+INTERRUPTED_EXIT_CODE = 130
 
 
 class CliCommand(click.Command):
@@ -54,7 +54,7 @@ class CliCommand(click.Command):
         except KeyboardInterrupt as interrupt:
             for note in getattr(interrupt, "__notes__", ()):  # the notes name the brokers that have applied a change
                 output.note(note)
-            ctx.exit(INTERRUPTED)
+            ctx.exit(INTERRUPTED_EXIT_CODE)
         except Exception as error:
             # No caller could handle the error, so every type of error is reported here.
             if isinstance(error, OSError) and error.errno == errno.EPIPE:

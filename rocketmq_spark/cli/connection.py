@@ -43,7 +43,7 @@ class Target:
             f"{', '.join(row.roles)}{_COMMAND_HINTS.get(row.field, '')}"
             for row in options.TABLE
             if not self.allows_query_options
-            and row.field in parsed_options.given
+            and row.field in parsed_options.given_fields
             and _SPARK_ROLES.issuperset(row.roles)
             and row.field not in _READ_FIELDS
         ]
@@ -55,10 +55,10 @@ class Target:
         """Return a target with only the options of a role. The target always has a name server."""
         from rocketmq_spark import options
 
-        rows = {name.lower(): row for row in options.TABLE for name in (row.name, row.field, *row.aliases)}
+        row_by_name = {name.lower(): row for row in options.TABLE for name in (row.name, row.field, *row.aliases)}
         all_options = self.settings()
         accepted_options = {
-            n: v for n, v in all_options.items() if n.lower() not in rows or role in rows[n.lower()].roles
+            n: v for n, v in all_options.items() if n.lower() not in row_by_name or role in row_by_name[n.lower()].roles
         }
         return replace(self, given_options=accepted_options)
 
@@ -104,18 +104,18 @@ class Target:
         from rocketmq_spark.session.producers import Producer
 
         producer_options = {"group": GROUP, **self.settings(), **overrides}
-        parsed = options.parse(producer_options)
-        if is_by_position(parsed):
-            raise OptionError(position_problem(parsed, "a command does not know the count of earlier senders"))
+        parsed_options = options.parse(producer_options)
+        if is_by_position(parsed_options):
+            raise OptionError(position_problem(parsed_options, "a command does not know the count of earlier senders"))
         return Producer(**producer_options)
 
     def note_environment(self, output: Output) -> None:
         """Print a note about the environment to which the command is restricted, if any."""
         from rocketmq_spark import options
 
-        parsed = options.parse(self.given_options)
-        if parsed.environment is not None:
-            output.note(parsed.in_environment)
+        parsed_options = options.parse(self.given_options)
+        if parsed_options.environment is not None:
+            output.note(parsed_options.environment_text)
 
     def settings(self) -> dict[str, Any]:
         """Return the given options, with the name server of the local broker if none is given."""
@@ -191,10 +191,10 @@ def read_secret_files(output: Output, flag: str, given_options: Mapping[str, str
     from rocketmq_spark import options
     from rocketmq_spark.options.parsing import secret
 
-    secrets = {row.field: row.name for row in options.TABLE if row.parse is secret}
+    secret_name_by_field = {row.field: row.name for row in options.TABLE if row.parse is secret}
     values = dict(given_options)
     for name, value in given_options.items():
-        public_name = secrets.get(_field_name(name))
+        public_name = secret_name_by_field.get(_field_name(name))
         if public_name is None:
             continue
         if value.startswith("@"):
@@ -219,10 +219,10 @@ def _field_name(name: str) -> str:
     """Return the field of an option, for any spelling of its name. Returns an unknown name unchanged."""
     from rocketmq_spark import options
 
-    field_names = {
+    field_by_spelling = {
         spelling.lower(): row.field for row in options.TABLE for spelling in (row.name, row.field, *row.aliases)
     }
-    return field_names.get(name.lower(), name)
+    return field_by_spelling.get(name.lower(), name)
 
 
 def parse_pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

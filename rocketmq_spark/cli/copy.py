@@ -61,39 +61,43 @@ _BAD_MESSAGE_ERRORS = (DecodeError, MessageIllegal, MessageRefused)
 
 
 class Copier:
-    """Sends copies of messages, and commits the offsets of messages whose copies are acknowledged. ``stop`` ends a pause.
+    """Sends copies of messages, and commits the offsets of messages whose copies are acknowledged. ``stop_latch`` ends a
+    pause.
 
     Messages with a sharding key go to the queue that the hash of the key selects. The other messages of a source queue go to
     one queue. To keep the order of messages, a batch contains messages for one queue, and is acknowledged before the next batch
     is sent.
     """
 
-    def __init__(self, consumer: PullConsumer, producer: BaseProducer, arguments: dict[str, Any], stop: Latch) -> None:
+    def __init__(
+        self, consumer: PullConsumer, producer: BaseProducer, arguments: dict[str, Any], stop_latch: Latch
+    ) -> None:
         self._consumer = consumer
         self._producer = producer
         self._arguments = arguments
-        self._stop = stop
+        self._stop_latch = stop_latch
         self._last_commit_s = time.monotonic()
         # The monotonic time from which the rate allows the next messages.
         self._next_send_s = self._last_commit_s
         self.copied_count = self.skipped_count = self.spooled_count = 0
 
-    def send(self, polled: PolledMessages, limit: int | None = None) -> int:
+    def send(self, polled_messages: PolledMessages, limit: int | None = None) -> int:
         """Send copies of the messages of one queue, in order. Returns how many messages were copied or skipped. Ends early if the
         command stops, or if the queue was revoked. The next owner of a revoked queue, which may be this command, gets the rest of
         the messages.
         """
         rate, done_count = self._arguments["rate"], 0
         for chunk in chunks(
-            polled.messages[:limit], MAX_IN_FLIGHT if rate is None else max(1, min(MAX_IN_FLIGHT, int(rate / 10)))
+            polled_messages.messages[:limit],
+            MAX_IN_FLIGHT if rate is None else max(1, min(MAX_IN_FLIGHT, int(rate / 10))),
         ):
             if rate is not None:
                 self._pace(len(chunk) / rate)
-            if self._stop.is_set() or not polled.is_current:
+            if self._stop_latch.is_set() or not polled_messages.is_current:
                 break
             self._send(chunk)
             done_count += len(chunk)
-            polled.mark_finished(done_count)
+            polled_messages.mark_finished(done_count)
             if time.monotonic() - self._last_commit_s >= COMMIT_INTERVAL_S:
                 self.commit()
         return done_count
@@ -103,8 +107,8 @@ class Copier:
         at most one second's messages without a pause.
         """
         self._next_send_s = max(self._next_send_s, time.monotonic() - _MAX_CREDIT_S)
-        while not self._stop.is_set() and (early_s := self._next_send_s - time.monotonic()) > _MIN_PAUSE_S:
-            self._stop.wait(min(early_s, COMMIT_INTERVAL_S))
+        while not self._stop_latch.is_set() and (wait_s := self._next_send_s - time.monotonic()) > _MIN_PAUSE_S:
+            self._stop_latch.wait(min(wait_s, COMMIT_INTERVAL_S))
         self._next_send_s += duration_s
 
     def _send(self, chunk: Sequence[ReceivedMessage]) -> None:
@@ -260,9 +264,11 @@ def copy(output: Output, /, target: Target, **arguments: Any) -> None:
         source_target, group, source
     )  # read before ``subscribed_consumer``, which stores start offsets
     with subscribed_consumer(target, source, arguments) as consumer, destination_target.producer() as producer:
-        changes = remapped_queues(list(offsets_before), producer.queues(destination))
-        if changes := {queue: old_and_new for queue, old_and_new in changes.items() if offsets_before[queue]}:
-            output.warning(_remapping_text(group, changes))
+        queue_changes = remapped_queues(list(offsets_before), producer.queues(destination))
+        if queue_changes := {
+            queue: old_and_new for queue, old_and_new in queue_changes.items() if offsets_before[queue]
+        }:
+            output.warning(_remapping_text(group, queue_changes))
         copier = Copier(consumer, producer, arguments, stop_latch)
         with on_signals(stop_latch.set, signal.SIGINT, signal.SIGTERM):
             _copy_all(copier, consumer, source_target, arguments, stop_latch)
@@ -339,23 +345,25 @@ def _normalized(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-def _copy_all(copier: Copier, consumer: PullConsumer, target: Target, arguments: dict[str, Any], stop: Latch) -> None:
+def _copy_all(
+    copier: Copier, consumer: PullConsumer, target: Target, arguments: dict[str, Any], stop_latch: Latch
+) -> None:
     """Copy messages up to the current ends of the queues. With ``follow``, copy without end. Stops after ``count`` messages, or
-    when ``stop`` is set.
+    when ``stop_latch`` is set.
     """
     from rocketmq_spark.consumer.pull import PolledMessages
 
-    ends = None if arguments["follow"] else _ends(target, arguments["source"])
+    end_offsets = None if arguments["follow"] else _end_offsets(target, arguments["source"])
     remaining_count, next_end_check = arguments["count"], Deadline.after(_END_CHECK_INTERVAL_S)
-    while not stop.is_set():
+    while not stop_latch.is_set():
         polled_messages = PolledMessages(consumer, _POLL_TIMEOUT_S)
         done_count = copier.send(polled_messages, remaining_count)
         remaining_count = None if remaining_count is None else remaining_count - done_count
-        if remaining_count == 0 or stop.is_set():
+        if remaining_count == 0 or stop_latch.is_set():
             break
         if not polled_messages.messages or next_end_check.expired:
             copier.commit()
-            if ends is not None and _has_reached(target, arguments["group"], ends):
+            if end_offsets is not None and _has_reached(target, arguments["group"], end_offsets):
                 break
             next_end_check = Deadline.after(_END_CHECK_INTERVAL_S)
     copier.commit()
@@ -389,9 +397,9 @@ def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue
     return committed_offsets
 
 
-def _remapping_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueue, MessageQueue]]) -> str:
+def _remapping_text(group: str, queue_changes: Mapping[MessageQueue, tuple[MessageQueue, MessageQueue]]) -> str:
     changes_text = "; ".join(
-        f"{source} to {new_queue}, earlier to {old_queue}" for source, (old_queue, new_queue) in changes.items()
+        f"{source} to {new_queue}, earlier to {old_queue}" for source, (old_queue, new_queue) in queue_changes.items()
     )
     return (
         "Releases up to 0.1.0 chose the queues of copies by the order of the source's queues. If such a release copied for "
@@ -400,7 +408,7 @@ def _remapping_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueu
     )
 
 
-def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
+def _end_offsets(target: Target, source: str) -> dict[MessageQueue, int]:
     """The ends of the source's queues that belong to the environment; without an environment, of all queues."""
     from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.topic_reader import not_readable_error
@@ -414,7 +422,7 @@ def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
     return {queue: bounds.max_offset for queue, bounds in client.offset_reader.bounds(queues, deadline(client)).items()}
 
 
-def _has_reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> bool:
+def _has_reached(target: Target, group: str, end_offsets: dict[MessageQueue, int]) -> bool:
     """Whether the committed offsets of the group have reached the ends. Other members of the group may commit, too. Raises
     ``OffsetError`` if the group can never reach the ends.
     """
@@ -422,8 +430,8 @@ def _has_reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> b
     from rocketmq_spark.cli.lag import own_group
 
     client = target.client()
-    committed = client.offset_reader.committed(own_group(target, group), sorted(ends), deadline(client))
-    remaining_ends = {queue: end for queue, end in ends.items() if (committed[queue] or 0) < end}
+    committed_offsets = client.offset_reader.committed(own_group(target, group), sorted(end_offsets), deadline(client))
+    remaining_ends = {queue: end for queue, end in end_offsets.items() if (committed_offsets[queue] or 0) < end}
     if not remaining_ends:
         return True
     bounds = client.offset_reader.bounds(sorted(remaining_ends), deadline(client))

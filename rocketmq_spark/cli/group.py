@@ -140,12 +140,17 @@ def _queue_rows(description: GroupDescription) -> list[dict[str, object]]:
 
 @group.command()
 @click.argument("name")
-@click.option("--topics", is_flag=True, help="Also delete its retry topics and dead-letter topic, with their messages.")
+@click.option(
+    "--topics",
+    "with_topics",
+    is_flag=True,
+    help="Also delete its retry topics and dead-letter topic, with their messages.",
+)
 @click.option("--force", is_flag=True, help="Delete it although it has members.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @with_connection_options
 @click.pass_obj
-def delete(output: Output, /, target: Target, name: str, topics: bool, force: bool, yes: bool) -> None:
+def delete(output: Output, /, target: Target, name: str, with_topics: bool, force: bool, yes: bool) -> None:
     """Delete the settings and the offsets of a consumer group. Stop its members first.
 
     The command fails while the group has members. Brokers do not know members that consume over gRPC: such members do not
@@ -156,9 +161,9 @@ def delete(output: Output, /, target: Target, name: str, topics: bool, force: bo
 
     client, group_in_environment = target.client(), own_group(target, name)
     groups.check_deletable(client, group_in_environment, force)
-    lost_text = " and the topics of its retries and dead letters, with their messages" if topics else ""
+    lost_text = " and the topics of its retries and dead letters, with their messages" if with_topics else ""
     confirm(f"Delete group {group_in_environment}, its offsets{lost_text}", yes)
-    groups.delete(client, group_in_environment, topics, force)
+    groups.delete(client, group_in_environment, with_topics, force)
     output.item({"group": group_in_environment, "deleted": True}, f"Group {group_in_environment} is deleted")
 
 
@@ -223,7 +228,7 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     output.rows(
         _OFFSET_COLUMNS,
         [
-            {**_queue_of_row(q), **_bounds_of_row(bounds.get(q)), "offset": offset}
+            {**_queue_fields(q), **_bounds_fields(bounds.get(q)), "offset": offset}
             for q, offset in sorted(offsets_by_queue.items())
         ],
     )
@@ -289,9 +294,9 @@ def set_offsets(
     members = groups.members(client, group_in_environment, [change.queue for change in changes])
     if not flags["force"] and flags["apply_change"]:
         groups.check_members(group_in_environment, members)
-    is_new = all(change.before is None for change in changes)
+    is_new_group = all(change.before is None for change in changes)
     # The hint is computed before offsets are stored, because storing offsets creates the group.
-    hint = groups.similar_groups_hint(client, group_in_environment) if is_new else ""
+    hint = groups.similar_groups_hint(client, group_in_environment) if is_new_group else ""
     if flags["apply_change"]:
         groups.store_offsets(client, group_in_environment, {change.queue: change.after for change in changes})
         groups.warn_of_unseen_members(client, group_in_environment, [change.queue for change in changes])
@@ -299,7 +304,7 @@ def set_offsets(
         _CHANGE_COLUMNS,
         [
             {
-                **_queue_of_row(change.queue),
+                **_queue_fields(change.queue),
                 "offset": change.before,
                 "new": change.after,
                 "effect": change.effect,
@@ -322,11 +327,11 @@ def set_offsets(
         )
 
 
-def _queue_of_row(queue: MessageQueue) -> dict[str, object]:
+def _queue_fields(queue: MessageQueue) -> dict[str, object]:
     return {"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id}
 
 
-def _bounds_of_row(bounds: QueueBounds | None) -> dict[str, object]:
+def _bounds_fields(bounds: QueueBounds | None) -> dict[str, object]:
     return {
         "minOffset": bounds.min_offset if bounds else None,
         "maxOffset": bounds.max_offset if bounds else None,

@@ -152,7 +152,7 @@ class Chains:
     def __init__(self, program: PythonProgram, trees: list[ast.Module]) -> None:
         self.program = program
         self._parents: dict[object, object] = {}
-        self._bound_names: set[object] = set()
+        self._united_names: set[object] = set()
         self._united_functions: set[Function] = set()  # the functions whose results have been united
         self.chains: list[CallChain] = []
         self._chain_by_call: dict[ast.Call, CallChain] = {}
@@ -198,9 +198,9 @@ class Chains:
     def _is_io(self, chain: CallChain) -> bool:
         if chain.role is not None or self.owner(chain).roles or chain.names & _IO_METHODS:
             return True
-        formats = [call for name, call in chain.calls if name == "format"]
+        format_calls = [call for name, call in chain.calls if name == "format"]
         is_on_text = any(text != UNKNOWN for text in self.program.texts(chain.root))
-        return not is_on_text and any(len(call.args) == 1 and not call.keywords for call in formats)
+        return not is_on_text and any(len(call.args) == 1 and not call.keywords for call in format_calls)
 
     def written_frames(self) -> Iterator[tuple[ast.expr, ReaderOrWriter]]:
         """Yield the frames that are written, with their writers."""
@@ -210,19 +210,19 @@ class Chains:
 
     # A union-find structure unites variables, parameters, functions and expressions that may have the same reader or writer.
 
-    def _root_of(self, key: object) -> object:
+    def _representative_of(self, key: object) -> object:
         while (parent := self._parents.get(key, key)) is not key:
             self._parents[key] = self._parents.get(parent, parent)
             key = parent
         return key
 
     def _unite(self, key: object, other_key: object) -> None:
-        first, second = self._root_of(key), self._root_of(other_key)
+        first, second = self._representative_of(key), self._representative_of(other_key)
         if first is not second:
             self._parents[first] = second
 
     def _owner(self, key: object) -> ReaderOrWriter:
-        return self._owners.setdefault(self._root_of(key), ReaderOrWriter(self.program))
+        return self._owners.setdefault(self._representative_of(key), ReaderOrWriter(self.program))
 
     def _key(self, node: ast.expr) -> object:
         """Return the key of the union-find structure for the object whose methods ``node`` calls."""
@@ -238,7 +238,7 @@ class Chains:
             for function in functions:
                 if function not in self._united_functions:
                     self._united_functions.add(function)
-                    for returned_value in filter(self._may_be_io, self.program.returned(function)):
+                    for returned_value in filter(self._may_be_io, self.program.returned_nodes(function)):
                         self._unite(("returns", function), self._key(returned_value))
             return "returns", functions[0]
         if isinstance(node, ast.IfExp):
@@ -268,9 +268,9 @@ class Chains:
 
     def _unite_bindings(self, node: ast.Name | ast.Attribute) -> None:
         key, bindings = self.program.bindings(node)
-        if not isinstance(key, tuple) or key in self._bound_names:
+        if not isinstance(key, tuple) or key in self._united_names:
             return
-        self._bound_names.add(key)
+        self._united_names.add(key)
         for binding in bindings:
             arguments = self.program.arguments(binding) if isinstance(binding, Parameter) else [binding]
             for value in arguments:
@@ -309,8 +309,8 @@ class KafkaChains:
                 elif not any(owner.formats):
                     yield line, f"{chain.calls[-1][0]}(**…)", CHECK_FORMAT
         format = self._chains.format(chain)
-        may_rename = UNKNOWN in owner.option_names and format == ROCKETMQ
-        option_names = owner.option_names | {"topicnames"} if may_rename else owner.option_names
+        may_have_topic_names = UNKNOWN in owner.option_names and format == ROCKETMQ
+        option_names = owner.option_names | {"topicnames"} if may_have_topic_names else owner.option_names
         for option in chain.options(self._program):
             yield from self._option_findings(option, role, format, option_names)
         if format in (KAFKA, ROCKETMQ):

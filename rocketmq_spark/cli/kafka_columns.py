@@ -34,10 +34,10 @@ _COLUMN_IN_SQL = re.compile(
 )
 _REGEX_FUNCTION = re.compile(r"\brlike\b|\bregexp", re.IGNORECASE)
 _QUOTED_PATTERN = re.compile(r"'[^']*'|\"[^\"]*\"")
-# In SQL, a text with a dot that is compared with the column topic (group ``name``), or that becomes the column topic (group
-# ``sent``).
+# In SQL, a text with a dot that is compared with the column topic (group ``compared``), or that becomes the column topic (group
+# ``assigned``).
 _TOPIC_WITH_DOTS = re.compile(
-    r"\btopic\b(?:(?!\b(?:and|or)\b)[^'\"]){0,99}(['\"])(?P<name>[^'\"]{0,127}\.[^'\"]{0,127})\1|(['\"])(?P<sent>[^'\"\s]{0,127}\.[^'\"\s]{0,127})\3\s+as\s+topic\b",
+    r"\btopic\b(?:(?!\b(?:and|or)\b)[^'\"]){0,99}(['\"])(?P<compared>[^'\"]{0,127}\.[^'\"]{0,127})\1|(['\"])(?P<assigned>[^'\"\s]{0,127}\.[^'\"\s]{0,127})\3\s+as\s+topic\b",
     re.I,
 )
 
@@ -116,8 +116,8 @@ def _columns(
             case ast.Attribute(value=frame, attr=name) if name in _COLUMNS and node not in called_nodes:
                 if reads_kafka(frame):
                     yield node.lineno, name, True
-            case ast.Subscript(value=frame, slice=ast.Constant(value=str()) as name) if reads_kafka(frame):
-                yield from ((line, name, True) for line, name in _column_name(name))
+            case ast.Subscript(value=frame, slice=ast.Constant(value=str()) as name_node) if reads_kafka(frame):
+                yield from ((line, name, True) for line, name in _column_name(name_node))
 
 
 def _columns_in_call(call: ast.Call) -> Iterator[tuple[int, str]]:
@@ -156,7 +156,7 @@ def _assigned_topic_findings(call: ast.Call, program: PythonProgram) -> Iterator
     for value in values:
         yield from ((value.lineno, "column topic", TOPIC_NAMES_REMEDY) for text in program.texts(value) if "." in text)
     for line, match in _topic_texts_in_sql(call):
-        if match["sent"]:
+        if match["assigned"]:
             yield line, "column topic", TOPIC_NAMES_REMEDY
 
 
@@ -173,8 +173,8 @@ def _compared_topic_findings(call: ast.Call, program: PythonProgram) -> Iterator
                 case ast.Call(func=ast.Attribute(attr="split" | "rlike") | ast.Name(id="split")):
                     yield from _comparison_findings(node, program, has_dots_of_names)
     for line, match in _topic_texts_in_sql(call):
-        if match["name"] and (has_dots_of_names(match["name"]) or not _REGEX_FUNCTION.search(match.string)):
-            yield line, "column topic", _underscore_remedy(match["name"])
+        if match["compared"] and (has_dots_of_names(match["compared"]) or not _REGEX_FUNCTION.search(match.string)):
+            yield line, "column topic", _underscore_remedy(match["compared"])
 
 
 def _topic_texts_in_sql(call: ast.Call) -> Iterator[tuple[int, re.Match[str]]]:
@@ -183,12 +183,12 @@ def _topic_texts_in_sql(call: ast.Call) -> Iterator[tuple[int, re.Match[str]]]:
     for argument in call.args:
         for node in ast.walk(argument):
             match node:
-                case ast.Constant(value=str(text)) if method in _SQL_METHODS or _is_expression(argument, node):
+                case ast.Constant(value=str(text)) if method in _SQL_METHODS or _is_in_expr_call(argument, node):
                     for topic_match in _TOPIC_WITH_DOTS.finditer(text):
                         yield node.lineno + text.count("\n", 0, topic_match.start()), topic_match
 
 
-def _is_expression(argument: ast.expr, constant: ast.Constant) -> bool:
+def _is_in_expr_call(argument: ast.expr, constant: ast.Constant) -> bool:
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute | ast.Name)
@@ -202,14 +202,14 @@ def _comparison_findings(
     node: ast.Compare | ast.Call, program: PythonProgram, has_dots: Callable[[str], bool]
 ) -> Iterator[KafkaFinding]:
     parts = list(ast.walk(node))
-    is_topic = any(
+    has_topic_column = any(
         (isinstance(part, ast.Constant) and part.value == "topic")
         or (isinstance(part, ast.Attribute) and part.attr == "topic")
         for part in parts
     )
     operands = [*node.comparators, node.left] if isinstance(node, ast.Compare) else node.args
     texts = [text for operand in operands for text in program.texts(operand) if has_dots(text)]
-    if is_topic and texts:
+    if has_topic_column and texts:
         yield node.lineno, "column topic", _underscore_remedy(texts[0])
 
 

@@ -16,7 +16,7 @@ class Frames:
         self._program = chains.program
         self._chains = chains
         self._format = format
-        self._result_by_key: dict[object, bool | None] = {}  # a key stands for a variable or a function
+        self._is_read_by_key: dict[object, bool | None] = {}  # a key stands for a variable or a function
         # For each node between the end of a chain and the origin of the chain: the origin.
         self._origins: dict[ast.expr, ast.expr] = {}
         self._examined_keys: set[object] = set()
@@ -33,7 +33,7 @@ class Frames:
         origin = self._origin(node)
         if isinstance(origin, ast.Call):
             if functions := self._program.functions(origin.func):
-                returned_values = [value for function in functions for value in self._program.returned(function)]
+                returned_values = [value for function in functions for value in self._program.returned_nodes(function)]
                 return self._all_read(functions[0], returned_values)
             chain = self._chains.chain_with(origin)
             return chain is not None and self._chains.format(chain) == self._format
@@ -66,8 +66,8 @@ class Frames:
         if key in self._examined_keys:
             self._is_circular = True
             return None
-        if key in self._result_by_key:
-            return self._result_by_key[key]
+        if key in self._is_read_by_key:
+            return self._is_read_by_key[key]
         self._examined_keys.add(key)
         try:
             frame_values = [value for value in values if not isinstance(value, ast.Constant)]
@@ -76,7 +76,7 @@ class Frames:
             self._examined_keys.discard(key)
         result = False if False in results else True if True in results else None
         if result is False or not self._is_circular or not self._examined_keys:
-            self._result_by_key[key] = result
+            self._is_read_by_key[key] = result
         self._is_circular &= bool(self._examined_keys)
         return result
 

@@ -70,10 +70,10 @@ PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 def port_report(name: str, text: str | bytes) -> PortReport:
     """Return the lines that change, in order. Raises one of ``PARSE_ERRORS`` if the program or the notebook cannot be parsed."""
     if name.endswith(".py"):
-        (lines,) = _python_findings([_parse_program(text)])
+        (findings,) = _python_findings([_parse_program(text)])
         magic_cells = list(_magic_cells(text if isinstance(text, str) else text.decode("utf-8", "replace")))
-        lines += [finding for part in magic_cells for finding in text_findings(part)]
-        return PortReport(_ported_lines("", lines), ["the text after # MAGIC"] if magic_cells else [])
+        findings += [finding for part in magic_cells for finding in text_findings(part)]
+        return PortReport(_ported_lines("", findings), ["the text after # MAGIC"] if magic_cells else [])
     try:
         text = text if isinstance(text, str) else text.decode("utf-8-sig")
     except UnicodeDecodeError as e:
@@ -103,8 +103,8 @@ def _parse_program(text: str | bytes) -> ast.Module:
         raise
 
 
-def _ported_lines(prefix: str, lines: Iterable[KafkaFinding]) -> list[PortedLine]:
-    return [PortedLine(f"{prefix}{line}", kafka, replacement) for line, kafka, replacement in sorted(set(lines))]
+def _ported_lines(prefix: str, findings: Iterable[KafkaFinding]) -> list[PortedLine]:
+    return [PortedLine(f"{prefix}{line}", kafka, replacement) for line, kafka, replacement in sorted(set(findings))]
 
 
 def _notebook_report(text: str) -> PortReport:
@@ -161,12 +161,12 @@ def _python_findings(trees: list[ast.Module]) -> list[list[KafkaFinding]]:
     written_to_rocketmq = rocketmq_frames.written_expressions(excluded_options=("topic", "topicnames", UNKNOWN))
     return [
         [
-            *lines,
+            *findings_of_chains,
             *column_findings(tree, program, kafka_frames.reads, written_to_kafka),
             *topic_findings(tree, program, rocketmq_frames.reads, written_to_rocketmq),
             *_other_findings(tree, program, kafka_chains),
         ]
-        for tree, lines in zip(trees, chain_findings, strict=True)
+        for tree, findings_of_chains in zip(trees, chain_findings, strict=True)
     ]
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rocketmq_spark.cli.python_values import UNKNOWN
 from rocketmq_spark.options import TABLE
 from rocketmq_spark.options.names import KAFKA_OPTIONS
-from rocketmq_spark.options.table import TOLERATED, foreign_option
+from rocketmq_spark.options.table import TOLERATED_OPTIONS, foreign_option
 from rocketmq_spark.wire.names import legal_name
 
 KAFKA, ROCKETMQ = "kafka", "rocketmq"
@@ -28,7 +28,7 @@ _TIMES_REMEDY = (
 )
 _OFFSETS_REMEDY = 'by broker and queue: {"orders": {"broker-a": {"0": 12}}}; or a time, option '
 # Options of both connectors whose values may name partitions.
-PARTITION_OPTIONS = {
+REMEDY_BY_PARTITION_OPTION = {
     "assign": 'by broker and queue: {"orders": {"broker-a": [0, 1]}}',
     "startingoffsets": f"{_OFFSETS_REMEDY}startingTimestamp",
     "endingoffsets": f"{_OFFSETS_REMEDY}endingTimestamp",
@@ -71,7 +71,7 @@ def replacements(setting: Setting) -> Iterator[str]:
             yield _CHECKPOINT_REMEDY
     elif row is not None and setting.role is not None and setting.role not in row.roles:
         yield _no_option_remedy(setting.role)
-    elif lower_name in PARTITION_OPTIONS:
+    elif lower_name in REMEDY_BY_PARTITION_OPTION:
         yield from _partition_replacements(setting)
     elif lower_name == "subscribepattern":
         if any(has_dots_of_names(text) for text in setting.texts) or _is_computed(setting):
@@ -83,7 +83,7 @@ def replacements(setting: Setting) -> Iterator[str]:
         yield from _group_replacements(setting)
     elif (
         row is None
-        and lower_name not in TOLERATED
+        and lower_name not in TOLERATED_OPTIONS
         and (setting.format != ROCKETMQ or _belongs_to_kafka_connector(lower_name))
     ):
         replacement = foreign_option(setting.name)
@@ -117,16 +117,16 @@ def has_dots_of_names(pattern: str) -> bool:
 
 
 def _partition_replacements(setting: Setting) -> Iterator[str]:
-    if _is_computed(setting) or any(map(_numbers_partitions, setting.texts)):
-        yield PARTITION_OPTIONS[setting.name.lower()]
+    if _is_computed(setting) or any(map(_has_partition_numbers, setting.texts)):
+        yield REMEDY_BY_PARTITION_OPTION[setting.name.lower()]
     if "topicnames" not in setting.option_names and any(
         "." in topic for text in setting.texts for topic in _topics_of_json(text)
     ):
         yield TOPIC_NAMES_REMEDY
 
 
-def _numbers_partitions(text: str) -> bool:
-    """Whether a value of ``PARTITION_OPTIONS`` names partitions as Kafka does: by number, without a broker."""
+def _has_partition_numbers(text: str) -> bool:
+    """Whether a value of ``REMEDY_BY_PARTITION_OPTION`` names partitions as Kafka does: by number, without a broker."""
     try:
         value = json.loads(text, strict=False)  # ``strict`` would reject UNKNOWN, a control character
     except ValueError:

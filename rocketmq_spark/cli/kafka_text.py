@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rocketmq_spark.cli.kafka_options import (
     GROUP_OPTIONS,
     KAFKA,
-    PARTITION_OPTIONS,
+    REMEDY_BY_PARTITION_OPTION,
     ROCKETMQ,
     SPARK_KAFKA_OPTIONS,
     TOPIC_OPTIONS,
@@ -49,7 +49,7 @@ _UNSUPPORTED_MODE = re.compile(
 )
 _OTHER_FORMAT = re.compile(r"""format\s*\(\s*["'](?!kafka["'])|\busing\s+(?!kafka\b)\w""", re.IGNORECASE)
 _ROCKETMQ_FORMAT = re.compile(r"""format\s*\(\s*["']rocketmq["']|\busing\s+rocketmq\b""", re.IGNORECASE)
-_OPTION_NAMES = "|".join(map(re.escape, [*PARTITION_OPTIONS, *TOPIC_OPTIONS, *GROUP_OPTIONS, "topicNames"]))
+_OPTION_NAMES = "|".join(map(re.escape, [*REMEDY_BY_PARTITION_OPTION, *TOPIC_OPTIONS, *GROUP_OPTIONS, "topicNames"]))
 # An option with its value: "name", "value" in calls, name 'value' in SQL, name=value in shells.
 _OPTION_WITH_VALUE = re.compile(
     rf"(?<![\w.])[\"'`]?({_OPTION_NAMES})[\"'`]?(?:\s*(?:,|=|->)\s*|\s+)"
@@ -94,7 +94,7 @@ def _statement_findings(text: str) -> Iterator[KafkaFinding]:
     """
     is_rocketmq = bool(_ROCKETMQ_FORMAT.search(text))
     is_kafka = bool(_KAFKA_FORMAT.search(text) or _USING_KAFKA.search(text))
-    is_shared = is_kafka or is_rocketmq or not _OTHER_FORMAT.search(text)
+    includes_shared_options = is_kafka or is_rocketmq or not _OTHER_FORMAT.search(text)
     line_ends = [end.start() for end in re.finditer("\n", text)]
     named_format_spans = sorted(
         match.span() for pattern in (_KAFKA_FORMAT, _USING_KAFKA) for match in pattern.finditer(text)
@@ -107,7 +107,7 @@ def _statement_findings(text: str) -> Iterator[KafkaFinding]:
         (_COMPUTED_SQL, CHECK_FORMAT),
         *([(_COMPUTED_FORMAT, CHECK_FORMAT)] if _IO_WORDS.search(text) else []),
         (_QUOTED_KAFKA, CHECK_TEXT),
-        *([(_UNSUPPORTED_MODE, APPEND_ONLY)] if is_shared else []),
+        *([(_UNSUPPORTED_MODE, APPEND_ONLY)] if includes_shared_options else []),
     ):
         for match in pattern.finditer(text):
             if replacement == CHECK_TEXT and _is_within(named_format_spans, match.start()):
@@ -115,20 +115,22 @@ def _statement_findings(text: str) -> Iterator[KafkaFinding]:
             shown_text = " ".join(match[0].replace(UNKNOWN, "…").split()).removeprefix(".")
             yield bisect.bisect_left(line_ends, match.start()), shown_text, replacement
     format = KAFKA if is_kafka else ROCKETMQ if is_rocketmq else None
-    pairs = [
+    matches_with_values = [
         (match, match["long"] or match["double"] or match["single"] or "")
         for match in _OPTION_WITH_VALUE.finditer(text)
     ]
-    option_names = {match[1].lower() for match, _ in pairs}
+    option_names = {match[1].lower() for match, _ in matches_with_values}
     settings_with_matches = [
-        (match, Setting(match[1], [value], None, format, option_names)) for match, value in pairs if is_shared
+        (match, Setting(match[1], [value], None, format, option_names))
+        for match, value in matches_with_values
+        if includes_shared_options
     ]
-    starts_with_value = {match.start(1) for match, _ in settings_with_matches}
+    positions_with_value = {match.start(1) for match, _ in settings_with_matches}
     settings_with_matches += [
         (match, Setting(match[1], [UNKNOWN], None, format, option_names))
         for match in _KAFKA_OPTION.finditer(text)
-        if match.start(1) not in starts_with_value
-        and (match[1].lower().startswith("kafka.") or (is_shared and not is_rocketmq))
+        if match.start(1) not in positions_with_value
+        and (match[1].lower().startswith("kafka.") or (includes_shared_options and not is_rocketmq))
     ]
     for match, setting in settings_with_matches:
         # Without a known format, options named topic and group may belong to something else.

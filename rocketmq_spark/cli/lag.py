@@ -135,7 +135,11 @@ def _checkpoint_lag(target: Target, name: str, topics: tuple[str, ...]) -> Fetch
 
     def fetch() -> tuple[dict[str, object], QueuePositions]:
         client, query_positions = next_positions(target, name, topics)
-        reader: dict[str, object] = {"checkpoint": name, "batchId": query_positions.batch, "underWay": None}
+        reader: dict[str, object] = {
+            "checkpoint": name,
+            "batchId": query_positions.finished_batch_number,
+            "underWay": None,
+        }
         reader["otherClusters"] = list(query_positions.other_clusters)
         reader["newQueues"] = len(query_positions.new_queues)
         if (unfinished_read := query_positions.unfinished_batch) is not None:
@@ -206,8 +210,8 @@ def _watch(output: Output, fetch: FetchLag, interval_s: float) -> None:
             try:
                 reader, positions = fetch()
                 now_s = time.monotonic()
-                rows = last_snapshot.rows if last_snapshot is not None else ()
-                last_snapshot = LagSnapshot(reader, positions.rows, _now_ms(), rows, now_s - fetched_at_s)
+                rows_before = last_snapshot.rows if last_snapshot is not None else ()
+                last_snapshot = LagSnapshot(reader, positions.rows, _now_ms(), rows_before, now_s - fetched_at_s)
                 fetched_at_s = now_s
                 error = positions.errors[0] if positions.errors else None
             except RocketMQError as e:
@@ -250,20 +254,20 @@ def _view(output: Output) -> Iterator[ShowLag]:
         yield draw
 
 
-def _serve(output: Output, address: tuple[str, int], metrics: Callable[[], str]) -> None:
-    stop = Latch()
+def _serve(output: Output, address: tuple[str, int], make_metrics: Callable[[], str]) -> None:
+    stop_latch = Latch()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(on_signals(stop.set, signal.SIGINT, signal.SIGTERM))
+        stack.enter_context(on_signals(stop_latch.set, signal.SIGINT, signal.SIGTERM))
         try:
             url = stack.enter_context(
-                exposition.serve(address, metrics, failures=RocketMQError, format_failure=one_line)
+                exposition.serve(address, make_metrics, failure_types=RocketMQError, format_failure=one_line)
             )
         except OSError as e:
             raise OptionError(
                 f"--serve {address[0]}:{address[1]}: {e.strerror}", remedy="Choose another port, or stop what uses it"
             ) from e
         output.item({"url": url}, f"Serving {url} until Ctrl-C")
-        stop.wait()
+        stop_latch.wait()
 
 
 def _now_ms() -> int:

@@ -49,7 +49,7 @@ _HEADINGS = {
 _RATE_COLUMNS = ("read", "written", "left")
 # Columns that are omitted on a narrow terminal, in this order.
 _DROP_ORDER = ("minOffset", "written", "maxOffset", "position", "left", "read", "age")
-_GAP = 2
+_COLUMN_GAP = 2
 
 
 def unfinished_batch(batch_read: BatchRead, silent_brokers: Iterable[str], now_ms: int) -> dict[str, object]:
@@ -59,14 +59,16 @@ def unfinished_batch(batch_read: BatchRead, silent_brokers: Iterable[str], now_m
     return {"batchId": batch_read.batch.number, "forMs": age_ms, "waitsFor": sorted(silent_brokers)}
 
 
-def unfinished_batch_text(state: Mapping[str, Any]) -> str:
+def unfinished_batch_text(batch_state: Mapping[str, Any]) -> str:
     """Return the result of ``unfinished_batch`` as a part of a sentence."""
-    begun_text = f"was begun {duration(state['forMs'])} ago and is" if state["forMs"] is not None else "is begun and"
-    silent_brokers = state["waitsFor"]
+    begun_text = (
+        f"was begun {duration(batch_state['forMs'])} ago and is" if batch_state["forMs"] is not None else "is begun and"
+    )
+    silent_brokers = batch_state["waitsFor"]
     if not silent_brokers:
-        return f"batch {state['batchId']} {begun_text} not done: it runs, or its query has ended"
+        return f"batch {batch_state['batchId']} {begun_text} not done: it runs, or its query has ended"
     verb = "does not answer" if len(silent_brokers) == 1 else "do not answer"
-    return f"batch {state['batchId']} {begun_text} not done: {', '.join(silent_brokers)} {verb}"
+    return f"batch {batch_state['batchId']} {begun_text} not done: {', '.join(silent_brokers)} {verb}"
 
 
 def document(snapshot: LagSnapshot) -> dict[str, object]:
@@ -195,9 +197,9 @@ def summary(snapshot: LagSnapshot) -> list[str]:
         parts.append("not catching up" if rates.catch_up_s is None else f"done in {duration(rates.catch_up_s * 1000)}")
     if went_back_queues := went_back_count(snapshot.rows):
         parts.append(f"{went_back_queues} queues went back")
-    if state := snapshot.reader.get("underWay"):
-        assert isinstance(state, dict)
-        parts.append(unfinished_batch_text(state))
+    if batch_state := snapshot.reader.get("underWay"):
+        assert isinstance(batch_state, dict)
+        parts.append(unfinished_batch_text(batch_state))
     return parts
 
 
@@ -236,7 +238,7 @@ def _table_lines(cells: Sequence[Mapping[str, str]], columns: Mapping[str, str])
 
 def _table_width(cells: Sequence[Mapping[str, str]], columns: Mapping[str, str]) -> int:
     widths = [max([len(heading), *(len(row[key]) for row in cells)]) for key, heading in columns.items()]
-    return sum(widths) + _GAP * (len(widths) - 1)
+    return sum(widths) + _COLUMN_GAP * (len(widths) - 1)
 
 
 def _hidden_queues_text(hidden_rows: Sequence[QueueLag]) -> str:
@@ -276,9 +278,9 @@ def duration(ms: float | None) -> str:
         return "-"
     if ms < 9_950:
         return f"{ms / 1000:.1f} s" if ms else "0 s"
-    seconds_left = round(ms / 1000)
+    total_seconds = round(ms / 1000)
     for index, (unit, seconds) in enumerate(_UNITS[:-1]):
-        if seconds_left >= seconds:
+        if total_seconds >= seconds:
             smaller_unit, smaller_seconds = _UNITS[index + 1]
-            return f"{seconds_left // seconds} {unit} {seconds_left % seconds // smaller_seconds} {smaller_unit}"
-    return f"{seconds_left} s"
+            return f"{total_seconds // seconds} {unit} {total_seconds % seconds // smaller_seconds} {smaller_unit}"
+    return f"{total_seconds} s"

@@ -37,29 +37,33 @@ class DeadLetterFilter:
     """Selects dead letters that have one of the keys or message ids and were stored in the period (ms since 1970)."""
 
     keys: frozenset[str]
-    since_ms: int | None
-    until_ms: int | None
+    stored_since_ms: int | None
+    stored_until_ms: int | None
 
     def __post_init__(self) -> None:
         from rocketmq_spark.errors import OptionError
 
-        if self.since_ms is not None and self.until_ms is not None and self.since_ms > self.until_ms:
-            since, until = utc_text(self.since_ms), utc_text(self.until_ms)
+        if (
+            self.stored_since_ms is not None
+            and self.stored_until_ms is not None
+            and self.stored_since_ms > self.stored_until_ms
+        ):
+            since, until = utc_text(self.stored_since_ms), utc_text(self.stored_until_ms)
             raise OptionError(f"--since is {since}, but --until is {until}; expected --since not after --until")
 
     def __call__(self, message: ReceivedMessage) -> bool:
         if self.keys and not self.keys & {message.msg_id, *message.keys}:
             return False
-        return (self.since_ms or 0) <= message.store_timestamp and (
-            self.until_ms is None or message.store_timestamp < self.until_ms
+        return (self.stored_since_ms or 0) <= message.store_timestamp and (
+            self.stored_until_ms is None or message.store_timestamp < self.stored_until_ms
         )
 
 
 def _filter_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options that select dead letters."""
     for add in (
-        time_option("--until", help=f"Only dead letters stored before this time: {TIMES}."),
-        time_option("--since", help=f"Only dead letters stored at or after this time: {TIMES}."),
+        time_option("--until", "stored_until_ms", help=f"Only dead letters stored before this time: {TIMES}."),
+        time_option("--since", "stored_since_ms", help=f"Only dead letters stored at or after this time: {TIMES}."),
         click.option(
             "--key", "keys", multiple=True, help="Only dead letters with this key or message id (may be repeated)."
         ),
@@ -79,11 +83,18 @@ def dlq() -> None:
 @with_connection_options
 @click.pass_obj
 def show(
-    output: Output, target: Target, group: str, keys: tuple[str, ...], since: int | None, until: int | None
+    output: Output,
+    target: Target,
+    group: str,
+    keys: tuple[str, ...],
+    stored_since_ms: int | None,
+    stored_until_ms: int | None,
 ) -> None:
     """Show the dead letters of GROUP, oldest first."""
     count = 0
-    for message in _dead_letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
+    for message in _dead_letters(
+        output, target, group, DeadLetterFilter(frozenset(keys), stored_since_ms, stored_until_ms)
+    ):
         text = f"{message.topic}  {message.msg_id}  {message_line(message)}"
         output.item({**message_document(message), "reconsumeTimes": message.reconsume_times}, text)
         count += 1
@@ -111,8 +122,8 @@ def resend(
     target: Target,
     group: str,
     keys: tuple[str, ...],
-    since: int | None,
-    until: int | None,
+    stored_since_ms: int | None,
+    stored_until_ms: int | None,
     apply_change: bool,
     again: bool,
     any_queue: bool,
@@ -134,13 +145,15 @@ def resend(
         _check_environment(target, group)
     counts = {"sent": 0, "before": 0}
     errors: list[RocketMQError] = []
-    find_resend, missing_topic_error = _resend_finder(target), _missing_topic_check(target)
+    find_resend, find_topic_error = _resend_finder(target), _topic_error_finder(target)
     with _without_spool(output, target).producer() as producer:
-        for letter in _dead_letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
+        for letter in _dead_letters(
+            output, target, group, DeadLetterFilter(frozenset(keys), stored_since_ms, stored_until_ms)
+        ):
             message = replace(letter, topic=to_topic) if to_topic else letter
             row: dict[str, object] = {"topic": message.topic, "msgId": message.msg_id, "sent": apply_change}
             text = f"{message.msg_id} to {message.topic}"
-            if (problem := _unsendable_reason(message) or missing_topic_error(message.topic)) is not None:
+            if (problem := _unsendable_reason(message) or find_topic_error(message.topic)) is not None:
                 errors += [problem] if isinstance(problem, RocketMQError) else []
                 _report_skipped(output, row, f"{message.queue} offset {message.queue_offset}, {text},", problem)
                 continue
@@ -260,7 +273,7 @@ def _new_message(letter: ReceivedMessage) -> Message:
     )
 
 
-def _missing_topic_check(target: Target) -> Callable[[str], RocketMQError | None]:
+def _topic_error_finder(target: Target) -> Callable[[str], RocketMQError | None]:
     """Return a function that checks that a topic exists, because brokers with autoCreateTopicEnable would create a missing
     topic.
     """
@@ -269,14 +282,14 @@ def _missing_topic_check(target: Target) -> Callable[[str], RocketMQError | None
     routes = target.client().routes
 
     @functools.cache
-    def missing_topic_error(topic: str) -> RocketMQError | None:
+    def find_topic_error(topic: str) -> RocketMQError | None:
         try:
             routes.get_existing(topic, 0.0)
         except RouteNotFound as e:
             return e
         return None
 
-    return missing_topic_error
+    return find_topic_error
 
 
 def _resend_finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
@@ -437,8 +450,8 @@ def get(output: Output, target: Target, message_id: str, topic: str | None) -> N
     "--key",
     help="A business key, or the id that the producer assigned (msgId). Without it: all messages of the period.",
 )
-@time_option("--from", "--since", "begin", help=f"Only messages stored at or after this time: {TIMES}.")
-@time_option("--to", "--until", "end", help="Only messages stored at or before this time.")
+@time_option("--from", "--since", "begin_ms", help=f"Only messages stored at or after this time: {TIMES}.")
+@time_option("--to", "--until", "end_ms", help="Only messages stored at or before this time.")
 @click.option(
     "--limit",
     type=IntRange(1),
@@ -450,7 +463,7 @@ def get(output: Output, target: Target, message_id: str, topic: str | None) -> N
 @with_connection_options
 @click.pass_obj
 def find(
-    output: Output, target: Target, topic: str, key: str | None, begin: int | None, end: int | None, limit: int
+    output: Output, target: Target, topic: str, key: str | None, begin_ms: int | None, end_ms: int | None, limit: int
 ) -> None:
     """Show the messages of a topic that have a key, or that were stored in a period, oldest first.
 
@@ -460,20 +473,20 @@ def find(
     from rocketmq_spark.admin import messages
     from rocketmq_spark.queues.environment import environment_of
 
-    if key is None and begin is None and end is None:
+    if key is None and begin_ms is None and end_ms is None:
         raise click.UsageError("Give --key, or a time: --from, --to or both")
     client = target.client()
     if key is not None:
-        matches = messages.messages_by_key(client, topic, key, begin, end, limit)
+        matches = messages.messages_by_key(client, topic, key, begin_ms, end_ms, limit)
     else:
-        matches = messages.messages_of_time(client, topic, begin, end, limit, environment_of(target.options()))
+        matches = messages.messages_of_time(client, topic, begin_ms, end_ms, limit, environment_of(target.options()))
     for match in matches:
         output.item(message_document(match), message_line(match))
     if key is not None:
-        is_full = any(count >= limit for count in Counter(match.broker_name for match in matches).values())
+        has_reached_limit = any(count >= limit for count in Counter(match.broker_name for match in matches).values())
         hint = (
             "; older ones may be omitted: raise --limit (up to 64), or set --to to the time of the first of these"
-            if is_full
+            if has_reached_limit
             else ""
         )
         output.note(f"{len(matches)} messages with key {key}{hint}")

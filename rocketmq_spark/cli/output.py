@@ -166,13 +166,13 @@ def table_lines(columns: Mapping[str, str], rows: Sequence[Row], width: int | No
         return lines
     heading, *row_lines = _table({key: text for key, text in columns.items() if key != "topic"}, rows)
     remaining_lines = iter(row_lines)
-    lines_by_topic = [heading]
+    grouped_lines = [heading]
     for topic, topic_rows in groupby(rows, key=lambda row: row["topic"]):
-        lines_by_topic += [
+        grouped_lines += [
             escaped(str(topic)),
             *(next(remaining_lines) for row in topic_rows for _ in range(_height(row, columns))),
         ]
-    return lines_by_topic
+    return grouped_lines
 
 
 def _height(row: Row, columns: Mapping[str, str]) -> int:

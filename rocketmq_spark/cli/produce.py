@@ -85,21 +85,21 @@ def parse_rate(text: str) -> float:
     return rate
 
 
-def due_counts(per_second: float, count: int | None, stop: Latch) -> Iterator[int]:
-    """Yield how many messages are due now, until ``count`` is reached or ``stop`` is set.
+def due_counts(per_second: float, count: int | None, stop_latch: Latch) -> Iterator[int]:
+    """Yield how many messages are due now, until ``count`` is reached or ``stop_latch`` is set.
 
     The rate is an average over the whole time, so more messages are due after a delay.
     """
     started_s = time.monotonic()
     sent_count = 0
-    while not stop.is_set() and (count is None or sent_count < count):
+    while not stop_latch.is_set() and (count is None or sent_count < count):
         due_count = int((time.monotonic() - started_s) * per_second) + 1
         due_count = due_count if count is None else min(due_count, count)
         if due_count > sent_count:
             yield due_count - sent_count
             sent_count = due_count
         else:
-            stop.wait(max(_MIN_PAUSE_S, started_s + sent_count / per_second - time.monotonic()))
+            stop_latch.wait(max(_MIN_PAUSE_S, started_s + sent_count / per_second - time.monotonic()))
 
 
 # The maximum number of sends that wait for an answer. More sends would only use memory.
@@ -163,18 +163,18 @@ def produce(
     report = SendReport(output, topic)
     with target.producer() as producer:
         if rate is None:
-            lines = (Message(topic, line, tags, keys, properties) for line in _read_lines(file, output))
-            _send_all(producer, islice(lines, count), report)
+            line_messages = (Message(topic, line, tags, keys, properties) for line in _read_lines(file, output))
+            _send_all(producer, islice(line_messages, count), report)
             if not report.sent_count:
                 output.note("There were no lines to send. To send generated orders: --rate 100/s")
             return
         stop_latch = Latch()
-        orders = (
+        order_messages = (
             replace(order, tags=tags or order.tags, keys=keys or order.keys, properties=properties)
             for order in _orders(topic, rate, count, stop_latch)
         )
         with on_signals(stop_latch.set, signal.SIGINT):
-            _send_all(producer, orders, report)
+            _send_all(producer, order_messages, report)
     if stop_latch.is_set():
         raise KeyboardInterrupt
 
@@ -184,17 +184,17 @@ def _read_lines(file: IO[bytes] | None, output: Output) -> Iterator[bytes]:
     if file is None and sys.stdin.isatty():
         output.note("One message a line; Ctrl-D ends")
     for line in file or sys.stdin.buffer:
-        text = line.rstrip(b"\r\n")
-        if text:
-            yield text
+        body = line.rstrip(b"\r\n")
+        if body:
+            yield body
 
 
-def _orders(topic: str, rate: float, count: int | None, stop: Latch) -> Iterator[Message]:
+def _orders(topic: str, rate: float, count: int | None, stop_latch: Latch) -> Iterator[Message]:
 
     orders = Orders()
-    for due_count in due_counts(rate, count, stop):
+    for due_count in due_counts(rate, count, stop_latch):
         for _ in range(due_count):
-            if stop.is_set():  # if the rate is too high, the number of due messages grows without limit
+            if stop_latch.is_set():  # if the rate is too high, the number of due messages grows without limit
                 return
             yield orders.next().message(topic)
 
@@ -255,27 +255,33 @@ def _send_all(producer: BaseProducer, messages: Iterable[Message], report: SendR
     """Send in order, with many unacknowledged sends at a time. After a failure or Ctrl-C, the acknowledged messages are reported,
     too.
     """
-    unacknowledged: deque[Future[SendResult]] = deque()
+    unacknowledged_sends: deque[Future[SendResult]] = deque()
 
     def report_finished(max_unacknowledged: int) -> None:
-        while unacknowledged and (unacknowledged[0].done() or len(unacknowledged) > max_unacknowledged):
+        while unacknowledged_sends and (
+            unacknowledged_sends[0].done() or len(unacknowledged_sends) > max_unacknowledged
+        ):
             # Ctrl-C may interrupt ``result()``. The future is removed afterwards, so that its message is still reported.
-            result = unacknowledged[0].result()
-            unacknowledged.popleft()
+            result = unacknowledged_sends[0].result()
+            unacknowledged_sends.popleft()
             report.add_acknowledged(result)
 
     try:
         for message in messages:
-            unacknowledged.append(producer.send_async(message))
+            unacknowledged_sends.append(producer.send_async(message))
             report_finished(_MAX_UNACKNOWLEDGED)
         report_finished(0)
     except BaseException as e:
         if isinstance(e, RocketMQError):
-            has_first_failed = unacknowledged and unacknowledged[0].done() and unacknowledged[0].exception() is not None
-            number = report.sent_count + 1 + (0 if has_first_failed else len(unacknowledged))
+            has_first_failed = (
+                unacknowledged_sends
+                and unacknowledged_sends[0].done()
+                and unacknowledged_sends[0].exception() is not None
+            )
+            number = report.sent_count + 1 + (0 if has_first_failed else len(unacknowledged_sends))
             report.warn_of_failure(number)
         # The first failure is raised. Some of the other sends still succeed.
-        for future in unacknowledged:
+        for future in unacknowledged_sends:
             if future.exception() is None:
                 report.add_acknowledged(future.result())
         report.end(is_interrupted=True)

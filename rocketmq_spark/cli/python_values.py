@@ -111,8 +111,8 @@ class PythonProgram:
         self._attribute_changes = NameScope(None)  # holds the changes of dictionaries that are in attributes
         self._classes: list[tuple[ast.ClassDef, NameScope]] = []
         self._methods: dict[str, list[Function]] = {}  # functions of the methods of all classes, by method name
-        self._returned_by: dict[ast.AST, list[ast.expr]] = {}  # by function
-        self._calls_of: dict[ast.AST, list[ast.Call]] = {}  # by function
+        self._returned_nodes: dict[ast.AST, list[ast.expr]] = {}  # by function
+        self._calls_by_function: dict[ast.AST, list[ast.Call]] = {}
         self._all_calls: list[ast.Call] = []  # resolved when all functions are bound
         self._memo: dict[object, tuple[tuple[Value, ...], frozenset[ast.Constant]]] = {}
         self._evaluated_keys: set[object] = set()  # keys of the values that are being computed, to detect cycles
@@ -129,7 +129,7 @@ class PythonProgram:
                 self._attributes.setdefault(name, []).extend(bindings)
         for call in self._all_calls:
             for function in (*self.functions(call.func), *self._constructors(call.func)):
-                self._calls_of.setdefault(function, []).append(call)
+                self._calls_by_function.setdefault(function, []).append(call)
         self._add_unknown_field_values()
         self._propagate_changes()
 
@@ -160,7 +160,7 @@ class PythonProgram:
                 children = ast.iter_child_nodes(node)
                 return [(child, inner_scope if isinstance(child, ast.stmt) else scope, function) for child in children]
             case ast.Return(value=ast.expr() as value) if function is not None:
-                self._returned_by.setdefault(function, []).append(value)
+                self._returned_nodes.setdefault(function, []).append(value)
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
                     self._bind_target(target, value, scope)
@@ -185,7 +185,7 @@ class PythonProgram:
                 for target in targets:
                     match target:
                         case ast.Subscript(value=dictionary, slice=key):
-                            self._record_change(dictionary, scope, removed=[key])
+                            self._record_change(dictionary, scope, removed_keys=[key])
             case ast.Global(names=names):
                 scope.outer_names.update(dict.fromkeys(names, self.module_scope))
             case ast.Nonlocal(names=names):
@@ -212,7 +212,7 @@ class PythonProgram:
         defaults = (*node.args.defaults, *filter(None, node.args.kw_defaults))
         parts += [(default, scope, None) for default in defaults]
         if isinstance(node, ast.Lambda):
-            self._returned_by[node] = [node.body]
+            self._returned_nodes[node] = [node.body]
         return [
             *parts,
             *((part, inner_scope, node) for part in ([node.body] if isinstance(node, ast.Lambda) else node.body)),
@@ -241,11 +241,15 @@ class PythonProgram:
             case ast.Subscript(value=dictionary, slice=key):
                 entry = value if isinstance(value, ast.expr) else self._added_node(ast.Constant(...), target, scope)
                 self._record_change(
-                    dictionary, scope, added=[self._added_node(ast.Dict([key], [entry]), target, scope)]
+                    dictionary, scope, added_nodes=[self._added_node(ast.Dict([key], [entry]), target, scope)]
                 )
 
     def _record_change(
-        self, dictionary: ast.expr, scope: NameScope, added: Iterable[ast.expr] = (), removed: Iterable[ast.expr] = ()
+        self,
+        dictionary: ast.expr,
+        scope: NameScope,
+        added_nodes: Iterable[ast.expr] = (),
+        removed_keys: Iterable[ast.expr] = (),
     ) -> None:
         """Record additions and removals of a dictionary. If the dictionary is an item of another dictionary, the value of the
         other dictionary is then unknown.
@@ -265,8 +269,8 @@ class PythonProgram:
                 return
             case _:
                 return
-        owner.additions.setdefault(name, []).extend(added)
-        owner.removals.setdefault(name, []).extend(removed)
+        owner.additions.setdefault(name, []).extend(added_nodes)
+        owner.removals.setdefault(name, []).extend(removed_keys)
 
     def _propagate_changes(self) -> None:
         """Apply the changes of a dictionary to all of its names, because a change through one name is visible through the other
@@ -344,11 +348,13 @@ class PythonProgram:
     def _ancestors(self, definition: ast.ClassDef) -> list[ast.ClassDef]:
         """Return the direct and indirect base classes that are in the program."""
         ancestors: dict[ast.ClassDef, None] = {}
-        pending = [definition]
-        while pending:
-            bases = [cls for base in pending.pop().bases for cls in self._classes_of(base) if cls not in ancestors]
+        pending_classes = [definition]
+        while pending_classes:
+            bases = [
+                cls for base in pending_classes.pop().bases for cls in self._classes_of(base) if cls not in ancestors
+            ]
             ancestors.update(dict.fromkeys(bases))
-            pending += bases
+            pending_classes += bases
         return list(ancestors)
 
     @staticmethod
@@ -387,16 +393,18 @@ class PythonProgram:
                         return
                     writer = inner_node
             case ast.Call(func=ast.Attribute(attr="setdefault", value=dictionary), args=[key, value]):
-                self._record_change(dictionary, scope, added=[self._added_node(ast.Dict([key], [value]), call, scope)])
+                self._record_change(
+                    dictionary, scope, added_nodes=[self._added_node(ast.Dict([key], [value]), call, scope)]
+                )
             case ast.Call(func=ast.Attribute(attr="update", value=dictionary)):
-                self._record_change(dictionary, scope, added=call.args)
+                self._record_change(dictionary, scope, added_nodes=call.args)
                 for keyword in call.keywords:
                     key_name = None if keyword.arg is None else ast.copy_location(ast.Constant(keyword.arg), keyword)
                     self._record_change(
                         dictionary, scope, [self._added_node(ast.Dict([key_name], [keyword.value]), keyword, scope)]
                     )
             case ast.Call(func=ast.Attribute(attr="pop", value=dictionary), args=[key, *_]):
-                self._record_change(dictionary, scope, removed=[key])
+                self._record_change(dictionary, scope, removed_keys=[key])
             case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=str() as name), value]):
                 self._attributes.setdefault(name, []).append(value)
             case ast.Call(func=ast.Name(id="setattr")):
@@ -453,14 +461,14 @@ class PythonProgram:
             for source in sources
         )
 
-    def returned(self, function: Function) -> list[ast.expr]:
-        return self._returned_by.get(function, [])
+    def returned_nodes(self, function: Function) -> list[ast.expr]:
+        return self._returned_nodes.get(function, [])
 
     def arguments(self, parameter: Parameter) -> list[ast.expr | None]:
         """Return the expressions that a parameter may have: arguments of calls, and its default. An entry is None if the
         expression is unknown.
         """
-        calls = self._calls_of.get(parameter.function, [])
+        calls = self._calls_by_function.get(parameter.function, [])
         arguments: list[ast.expr | None] = [] if calls else [parameter.default, None]
         for call in calls:
             named_values = [keyword.value for keyword in call.keywords if keyword.arg == parameter.name]
@@ -514,13 +522,13 @@ class PythonProgram:
                 values = (UNKNOWN,)
         finally:
             self._evaluated_keys.discard(memo_key)
-            values_and_constants, self._used_constants = (
+            constants, self._used_constants = (
                 frozenset(self._used_constants),
                 outer_constants | self._used_constants,
             )
         if not values and not self._evaluated_keys:
             values = (UNKNOWN,)  # the value depends only on itself
-        result = values, values_and_constants
+        result = values, constants
         if not self._is_incomplete or not self._evaluated_keys:
             self._memo[memo_key] = result
         if not self._evaluated_keys:
@@ -577,10 +585,11 @@ class PythonProgram:
             values.append(UNKNOWN)  # another object may have an attribute of this name
         changed_scope, name = (self._attribute_changes if isinstance(node, ast.Attribute) else key[0]), key[1]
         if changed_scope is not None and any(isinstance(value, DictValue) for value in values):
-            added = self._merged_dictionaries(changed_scope.additions.get(name, []))
-            removed = {text for key in changed_scope.removals.get(name, []) for text in self.texts(key)}
+            added_items = self._merged_dictionaries(changed_scope.additions.get(name, []))
+            removed_names = {text for key in changed_scope.removals.get(name, []) for text in self.texts(key)}
             values = [
-                _with_changes(value, added, removed) if isinstance(value, DictValue) else value for value in values
+                _with_changes(value, added_items, removed_names) if isinstance(value, DictValue) else value
+                for value in values
             ]
         return values
 
@@ -670,7 +679,7 @@ class PythonProgram:
             return [
                 value
                 for called_function in called_functions
-                for node in self.returned(called_function)
+                for node in self.returned_nodes(called_function)
                 for value in self.values(node)
             ]
         if name == "dict" and isinstance(function, ast.Name):
@@ -715,8 +724,8 @@ class PythonProgram:
                 entries = [value for value in values if isinstance(value, DictValue) and not value.is_open]
                 return [ListValue(tuple(entry.value for entry in value.items)) for value in entries] or [UNKNOWN]
             case "format", _:
-                fields = re.compile(r"\{[^{}]*\}")
-                return [fields.sub(UNKNOWN, value) if isinstance(value, str) else UNKNOWN for value in values]
+                field_pattern = re.compile(r"\{[^{}]*\}")
+                return [field_pattern.sub(UNKNOWN, value) if isinstance(value, str) else UNKNOWN for value in values]
             case "replace", [old, new]:
                 changes = [(a, b) for a in self.texts(old) for b in self.texts(new) if UNKNOWN not in a]
                 texts = [value for value in values if isinstance(value, str)]
@@ -783,27 +792,27 @@ def _last_name(base: ast.expr) -> str:
 
 
 def _distinct_values(values: Iterable[Value]) -> Iterator[Value]:
-    seen: dict[tuple[type, Value], None] = {}
+    seen_values: dict[tuple[type, Value], None] = {}
     for value in values:
-        if len(seen) == _MAX_VALUES:
+        if len(seen_values) == _MAX_VALUES:
             yield UNKNOWN
             return
         if isinstance(value, str) and len(value) > _MAX_TEXT_CHARS:
             value = UNKNOWN
-        if (type(value), value) not in seen:
-            seen[type(value), value] = None
+        if (type(value), value) not in seen_values:
+            seen_values[type(value), value] = None
             yield value
 
 
 def _union_of_dictionaries(parts: Iterable[DictValue]) -> DictValue:
-    dictionary = list(parts)
-    items = dict.fromkeys(entry for part in dictionary for entry in part.items)
-    return DictValue(tuple(items), any(part.is_open for part in dictionary))
+    dictionaries = list(parts)
+    items = dict.fromkeys(entry for part in dictionaries for entry in part.items)
+    return DictValue(tuple(items), any(part.is_open for part in dictionaries))
 
 
-def _with_changes(entries: DictValue, added: DictValue, removed: Container[str]) -> DictValue:
-    dictionary = _union_of_dictionaries([entries, added])
-    return DictValue(tuple(entry for entry in dictionary.items if entry.name not in removed), dictionary.is_open)
+def _with_changes(entries: DictValue, added_items: DictValue, removed_names: Container[str]) -> DictValue:
+    dictionary = _union_of_dictionaries([entries, added_items])
+    return DictValue(tuple(entry for entry in dictionary.items if entry.name not in removed_names), dictionary.is_open)
 
 
 def _as_text(value: Value) -> str:

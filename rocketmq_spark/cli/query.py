@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 
 
 class QueryPositions(NamedTuple):
-    """The positions at which a query continues: after its last finished ``batch``, or at its start if no batch is finished.
+    """The positions at which a query continues: after its last finished batch, which has ``finished_batch_number``, or at its
+    start if no batch is finished.
 
     ``new_queues`` are the queues that no finished batch has planned. A new queue without a position is read from its first
     message. If there are ``errors``, ``new_queues`` may be incomplete. ``other_clusters`` are the clusters whose sources are not
     included.
     """
 
-    batch: int | None
+    finished_batch_number: int | None
     positions: Positions
     new_queues: frozenset[MessageQueue]
     unfinished_batch: BatchRead | None
@@ -49,8 +50,8 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     from rocketmq_spark.spark.source import checkpoint_identity
 
     checkpoint_folder = open_folder(name)
-    last_finished = last_batch(checkpoint_folder)
-    batch = last_finished or last_batch(checkpoint_folder, committed=False)
+    last_finished_batch = last_batch(checkpoint_folder)
+    batch = last_finished_batch or last_batch(checkpoint_folder, committed=False)
     if batch is None:
         raise OffsetError(f"{name} has no batch yet", remedy="Wait for the first batch")
     if not batch.sources:
@@ -62,10 +63,10 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     cluster_names = clusters(client)
     batch_here, other_clusters = batch.batch_of_clusters(cluster_names)
     new_queues, errors = unplanned_queues(client, batch_here)
-    starts: dict[MessageQueue, int] = {}
+    start_offsets: dict[MessageQueue, int] = {}
     if unfinished_batch is not None:  # the log of this batch also has the start offsets of new sources
         planned_sources = unfinished_batch.batch.batch_of_clusters(cluster_names)[0].sources
-        starts = lowest_positions(offsets.new_queue_starts for offsets in planned_sources.values())
+        start_offsets = lowest_positions(offsets.new_queue_starts for offsets in planned_sources.values())
         new_queues |= {
             queue
             for number, offsets in planned_sources.items()
@@ -73,9 +74,9 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
             for queue in offsets.new_queue_starts
         }
     positions: Positions = dict(batch_here.positions)
-    if last_finished is None:
-        positions = {queue: starts.get(queue) for queue in positions}
-    positions |= {queue: starts.get(queue) for queue in new_queues}
+    if last_finished_batch is None:
+        positions = {queue: start_offsets.get(queue) for queue in positions}
+    positions |= {queue: start_offsets.get(queue) for queue in new_queues}
     recorded_topics = {
         topic for identity in batch_here.source_identities for topic in checkpoint_identity.recorded_topics(identity)
     }
@@ -87,7 +88,7 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
         )
     chosen_positions = {queue: position for queue, position in positions.items() if not topics or queue.topic in topics}
     chosen_new_queues = frozenset(new_queues & chosen_positions.keys())
-    number = None if last_finished is None else last_finished.number
+    number = None if last_finished_batch is None else last_finished_batch.number
     return client, QueryPositions(number, chosen_positions, chosen_new_queues, unfinished_batch, other_clusters, errors)
 
 

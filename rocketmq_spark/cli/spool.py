@@ -70,15 +70,20 @@ def spool() -> None:
 
     FOLDER is a spool, or a spoolDir that contains the spools of workers.
     """
-    if os.geteuid() == folders.ROOT:
+    if os.geteuid() == folders.ROOT_ID:
         terminal.continue_in_child()  # in a child, ``become_owner`` can give up the terminal, and the session keeps it
 
 
 @spool.command()
 @_FOLDER
-@click.option("--records", is_flag=True, help="Also show each record: when it is due, how often it failed, and why.")
+@click.option(
+    "--records",
+    "with_records",
+    is_flag=True,
+    help="Also show each record: when it is due, how often it failed, and why.",
+)
 @click.pass_obj
-def show(output: Output, folder: Path, records: bool) -> None:
+def show(output: Output, folder: Path, with_records: bool) -> None:
     """Show the state of the spools in FOLDER. Processes may use the spools while the command runs.
 
     The exit code is 1 if a damaged folder could not be read completely.
@@ -90,15 +95,15 @@ def show(output: Output, folder: Path, records: bool) -> None:
     errors: list[Exception] = []
     for path in _paths(folder):
         with _collecting_errors(errors), _opened_as_owner(path, SpoolReading) as reading:
-            totals, first_ms = reading.totals, reading.first_due_ms
+            totals, first_due_ms = reading.totals, reading.first_due_ms
             notes = {_text(name): _text(value) for name, value in reading.lasting_notes().items()}
-            age_ms = None if first_ms is None else time.time_ns() // 1_000_000 - first_ms
+            overdue_ms = None if first_due_ms is None else time.time_ns() // 1_000_000 - first_due_ms
             rows.append(
                 {
                     "path": str(path),
                     "depth": totals and totals.depth,
                     "bytes": totals and totals.all_bytes,
-                    "oldestDueAge": None if age_ms is None or age_ms < 0 else age_ms // 1000,
+                    "oldestDueAge": None if overdue_ms is None or overdue_ms < 0 else overdue_ms // 1000,
                     "dead": totals and totals.dead,
                     "giveUps": totals and totals.give_ups,
                     "owner": str(reading.owner),
@@ -108,7 +113,7 @@ def show(output: Output, folder: Path, records: bool) -> None:
             )
             for name, value in notes.items():
                 output.note(f"{path} has a note that decides where records are sent: {name}: {value}")
-            if records:
+            if with_records:
                 for entry in reading.entries():
                     row = _record_row(path, entry, _summary_fields)
                     output.item(row, _record_line(row))
@@ -146,7 +151,7 @@ def export(output: Output, folder: Path) -> None:
 
 @spool.command(cls=SendingCommand)
 @_FOLDER
-@click.option("--dead", is_flag=True, help="Also send dead letters: records that were given up.")
+@click.option("--dead", "with_dead_letters", is_flag=True, help="Also send dead letters: records that were given up.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -157,7 +162,7 @@ def export(output: Output, folder: Path) -> None:
 )
 @with_connection_options
 @click.pass_obj
-def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: float) -> None:
+def send(output: Output, target: Target, folder: Path, with_dead_letters: bool, timeout_s: float) -> None:
     """Send all records of FOLDER now, even those that are not due.
 
     Records that fail are kept, and retried on their usual schedule; in this case, the exit code is 1. The printed numbers count
@@ -181,13 +186,13 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
             become_owner(path)
             drainer = spools.open_drainer(path, parsed_options)
             try:
-                dead_before = 0 if dead else drainer.store.totals.dead
-                left_count = drainer.send_all(timeout_s, dead)
+                dead_count_before = 0 if with_dead_letters else drainer.store.totals.dead
+                left_count = drainer.send_all(timeout_s, with_dead_letters)
             finally:
                 delivered_count = drainer.finish()
             row = {"path": str(path), "sent": delivered_count, "left": left_count, "dead": drainer.store.totals.dead}
             output.item(row, f"{path}: {delivered_count} sent, {left_count} left, {row['dead']} dead")
-            if unsent_count := left_count + max(0, drainer.store.totals.dead - dead_before):
+            if unsent_count := left_count + max(0, drainer.store.totals.dead - dead_count_before):
                 raise SpoolError(
                     f"{unsent_count} records of {path} were not sent, and are kept",
                     remedy=f"See why: rocketmq-spark spool show {shlex.quote(str(path))} --records",
@@ -215,10 +220,10 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
 
     parsed_options = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
     errors: list[Exception] = []
-    owners = _owners(parsed_options, delay_group)
+    find_owners = _owners_finder(parsed_options, delay_group)
     for path in _paths(folder):
         with _collecting_errors(errors), _opened_as_owner(path, functools.partial(Store, any_owner=True)) as store:
-            old_owner, new_owner = owners(path)
+            old_owner, new_owner = find_owners(path)
             store.set_owner(new_owner, force=True)
             output.item(
                 {"path": str(path), "before": str(old_owner), "owner": str(new_owner)},
@@ -254,7 +259,7 @@ def repair(output: Output, folder: Path) -> None:
 
 @spool.command()
 @_FOLDER
-@click.argument("copied_to", metavar="COPY", type=click.Path(path_type=Path))
+@click.argument("destination", metavar="COPY", type=click.Path(path_type=Path))
 @click.option(
     "--timeout",
     "timeout_s",
@@ -271,7 +276,7 @@ def repair(output: Output, folder: Path) -> None:
     help="Limit of what is copied, each key and value counted with 512 bytes more.",
 )
 @click.pass_obj
-def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_bytes: int) -> None:
+def copy(output: Output, folder: Path, destination: Path, timeout_s: float, max_bytes: int) -> None:
     """Copy the spools in FOLDER, also those of other users, into the new folder COPY.
 
     COPY must not exist; it belongs to you alone. A process with the rights of the owner reads FOLDER. Each entry is checked and
@@ -288,7 +293,7 @@ def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_by
     limits = CopyLimits(Deadline.after(timeout_s), max_bytes)
     paths = _paths(folder)
     rows: list[tuple[dict[str, object], str]] = []
-    with _exit_on(signal.SIGTERM, signal.SIGHUP), new_folder(copied_to, folder) as copy_folder:
+    with _exit_on(signal.SIGTERM, signal.SIGHUP), new_folder(destination, folder) as copy_folder:
         for number, path in enumerate(paths, 1):
             name = "" if paths == [folder] else f"{WORKER_PREFIX}{number}"
             with _collecting_errors(errors):
@@ -297,19 +302,19 @@ def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_by
                     output.warning(f"{path}: its reader reports: {warning}")
                 row = {
                     "path": str(path),
-                    "copy": str(copied_to / name),
+                    "copy": str(destination / name),
                     "waiting": result.waiting_count,
                     "dead": result.dead_count,
                 }
                 text = f"{path} -> {row['copy']}: {result.waiting_count} wait, {result.dead_count} dead"
-                if result.notes_left_out:
+                if result.left_out_note_count:
                     text += (
-                        f"; {result.notes_left_out} notes of a delay node about its queues are not copied: a node with the "
+                        f"; {result.left_out_note_count} notes of a delay node about its queues are not copied: a node with the "
                         "copy reads the queues again from their committed offsets"
                     )
                 more_fields = {
-                    "leftOut": result.left_out_by_reason,
-                    "notesLeftOut": result.notes_left_out,
+                    "leftOut": result.left_out_count_by_reason,
+                    "notesLeftOut": result.left_out_note_count,
                     "damaged": result.is_damaged,
                 }
                 rows.append(({**row, **more_fields}, text))
@@ -332,7 +337,7 @@ def _exit_on(*numbers: signal.Signals) -> Iterator[None]:
 
 def _copy_errors(path: Path, result: CopyResult) -> list[SpoolError]:
     """Return the error if a spool was not copied completely."""
-    problems = [f"{count} entries were left out: {reason}" for reason, count in result.left_out_by_reason.items()]
+    problems = [f"{count} entries were left out: {reason}" for reason, count in result.left_out_count_by_reason.items()]
     if result.is_damaged:
         problems.insert(0, "it is damaged, and not all of it could be read")
     if not problems:
@@ -349,7 +354,7 @@ def _raise_first(output: Output, errors: Sequence[Exception]) -> None:
         raise errors[0]
 
 
-def _owners(parsed_options: Options, delay_group: str | None) -> Callable[[Path], tuple[SpoolOwner, SpoolOwner]]:
+def _owners_finder(parsed_options: Options, delay_group: str | None) -> Callable[[Path], tuple[SpoolOwner, SpoolOwner]]:
     """Return a function that returns the old and the new owner of a folder's records.
 
     The returned function imports nothing, because it is called after ``become_owner``. By then, this process may not be able to
@@ -361,7 +366,7 @@ def _owners(parsed_options: Options, delay_group: str | None) -> Callable[[Path]
     from rocketmq_spark.spool.records import UNKNOWN_OWNER, Record
     from rocketmq_spark.spool.spool import SpoolReading
 
-    def owners(path: Path) -> tuple[SpoolOwner, SpoolOwner]:
+    def find_owners(path: Path) -> tuple[SpoolOwner, SpoolOwner]:
         reading = SpoolReading(path)
         try:
             old_owner = reading.owner
@@ -382,7 +387,7 @@ def _owners(parsed_options: Options, delay_group: str | None) -> Callable[[Path]
         finally:
             reading.close()
 
-    return owners
+    return find_owners
 
 
 @contextlib.contextmanager
@@ -599,6 +604,7 @@ def delay() -> None:
 )
 @click.option(
     "--dead",
+    "with_dead_letters",
     is_flag=True,
     help="Also send the dead letters in --data again: messages that were given up and that --dead-topic refused.",
 )
@@ -612,7 +618,7 @@ def serve(
     topics: tuple[str, ...],
     inner_topic: str,
     dead_topic: str,
-    dead: bool,
+    with_dead_letters: bool,
 ) -> None:
     """Run a node of the delay service, until Ctrl-C or SIGTERM.
 
@@ -626,7 +632,9 @@ def serve(
 
     stop_latch = Latch()
     with on_signals(stop_latch.set, signal.SIGINT, signal.SIGTERM):
-        node_settings = NodeSettings(data, inner_topic, dead_topic, topics=topics, resends_dead_letters=dead)
+        node_settings = NodeSettings(
+            data, inner_topic, dead_topic, topics=topics, resends_dead_letters=with_dead_letters
+        )
         node = open_node(node_settings, **{**target.settings(), "group": group})
         tune_gc()
         row_at_start = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting_count}

@@ -284,14 +284,14 @@ def _store_start_offsets(target: Target, topic: str, arguments: dict[str, Any]) 
     """
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.lag import own_group
-    from rocketmq_spark.options.parsing import consume_from
+    from rocketmq_spark.options.parsing import consume_from_where
     from rocketmq_spark.queues.environment import environment_of
 
     source_target = target.for_role("batch source")
     client, group_in_environment = source_target.client(), own_group(target, arguments["group"])
     environment = environment_of(source_target.options())
     changes = groups.offset_changes(
-        client, group_in_environment, [topic], consume_from(arguments["begin"]), environment, "--from"
+        client, group_in_environment, [topic], consume_from_where(arguments["begin"]), environment, "--from"
     )
     new_offsets = {change.queue: change.after for change in changes if change.before is None}
     if new_offsets and not groups.members(client, group_in_environment, [change.queue for change in changes]):
@@ -316,10 +316,13 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
 
     if sys.stdout is None:
         raise OptionError("standard output is closed: messages would be consumed and not printed")
-    json_output, remaining_count, stop = Json(), arguments["count"], Latch()
-    with subscribed_consumer(target, topic, arguments) as consumer, on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
+    json_output, remaining_count, stop_latch = Json(), arguments["count"], Latch()
+    with (
+        subscribed_consumer(target, topic, arguments) as consumer,
+        on_signals(stop_latch.set, signal.SIGINT, signal.SIGTERM),
+    ):
         last_message_s = time.monotonic()
-        while not stop.is_set() and (remaining_count is None or remaining_count > 0):
+        while not stop_latch.is_set() and (remaining_count is None or remaining_count > 0):
             polled_messages = PolledMessages(
                 consumer, _POLL_TIMEOUT_S if idle_s is None else min(_POLL_TIMEOUT_S, idle_s)
             )
@@ -329,7 +332,7 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
             if not messages and idle_s is not None and now_s - last_message_s >= idle_s:
                 return
             last_message_s = now_s if messages else last_message_s
-    if stop.is_set():
+    if stop_latch.is_set():
         raise KeyboardInterrupt
 
 

@@ -318,7 +318,7 @@ def show(output: Output, target: Target, topic: str) -> None:
             output.note(f"What {reader.member} of group {reader.group} reads is not known: it did not answer")
     if options.environment_mode == "queues" and options.environments is None:
         output.note("Without -o environments=... the n-th queue is taken to be of environment n")
-    if any(reader_rows["foreign"] for row in rows for reader_rows in row["readers"]):  # type: ignore[attr-defined]
+    if any(reader_row["foreign"] for row in rows for reader_row in row["readers"]):  # type: ignore[attr-defined]
         output.note("! reads what belongs to another environment")
 
 

@@ -28,7 +28,7 @@ from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
 from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.queues.environment import EnvironmentQueues, environment_of
 from rocketmq_spark.wire.messages import UnwrapBudget, decode_leniently, decompressed
-from rocketmq_spark.wire.properties import ALL, parse_subscription
+from rocketmq_spark.wire.properties import ALL_TAGS, parse_subscription
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class TopicReader:
         self._environment_queues = EnvironmentQueues(environment_of(options))
         self._on_loss = on_loss
         self._subscription = parse_subscription(tags)
-        self._filter = Filter(" || ".join(self._subscription.tags) or ALL)
+        self._filter = Filter(" || ".join(self._subscription.tags) or ALL_TAGS)
         self._max_read_ahead = _FILTERED_READ_AHEAD if self._filter else _READ_AHEAD
         self._next_offsets: dict[MessageQueue, int] = {}
         self._start_offsets: Mapping[MessageQueue, int] | None = None
@@ -76,7 +76,7 @@ class TopicReader:
         ] = {}  # the messages after ``_next_messages``
         self._unwrap_budget = UnwrapBudget(_MAX_BUFFERED_BYTES)
 
-    def seek(self, start: StartFunction) -> None:
+    def seek(self, find_start_offsets: StartFunction) -> None:
         """Set the position of every existing queue. For a topic that does not exist, the error suggests similar names."""
         route = self._client.routes.get_existing(self._topic, 0.0)
         if route.unreadable_brokers and not route.readable_queues():
@@ -88,17 +88,19 @@ class TopicReader:
                 ", ".join(route.unreadable_brokers),
             )
         self._unwrap_budget = UnwrapBudget(_MAX_BUFFERED_BYTES)
-        self._next_offsets = start(self._client.retry.run(lambda: with_kept_minimums(self._client, self._bounds())))
+        self._next_offsets = find_start_offsets(
+            self._client.retry.run(lambda: with_kept_minimums(self._client, self._bounds()))
+        )
         self._read_ahead, self._next_messages, self._buffered_messages = {}, {}, {}
 
     def seek_offsets(
-        self, starts: Mapping[MessageQueue, int], end_offsets: Mapping[MessageQueue, int] | None = None
+        self, start_offsets: Mapping[MessageQueue, int], end_offsets: Mapping[MessageQueue, int] | None = None
     ) -> None:
-        """Read only the queues in ``starts``. A queue is read from its offset in ``starts``. If the queue is also in
-        ``end_offsets``, it is read up to the offset there. Offsets may be ``EARLIEST`` or ``LATEST``. Offsets that are no
+        """Read only the queues in ``start_offsets``. A queue is read from its offset in ``start_offsets``. If the queue is also
+        in ``end_offsets``, it is read up to the offset there. Offsets may be ``EARLIEST`` or ``LATEST``. Offsets that are no
         longer kept go to ``on_loss``. Raises ``OffsetError`` for queues that do not exist, and for offsets after a queue's end.
         """
-        self._start_offsets, self._end_offsets = starts, end_offsets or {}
+        self._start_offsets, self._end_offsets = start_offsets, end_offsets or {}
         self.seek(self._start_at_offsets)
 
     def _start_at_offsets(self, bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
@@ -131,13 +133,13 @@ class TopicReader:
     def seek_time(self, epoch_ms: int) -> None:
         """Start at the first messages stored at or after a time."""
 
-        def start(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
+        def find_start_offsets(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
             offsets = self._client.offset_reader.search_offsets(
                 dict.fromkeys(bounds, epoch_ms), Deadline.after(10.0), group=GROUP
             )
             return {q: bounds[q].clamp(offset) for q, offset in offsets.items()}
 
-        self.seek(start)
+        self.seek(find_start_offsets)
 
     def messages(self, follow: bool = False) -> Iterator[ReceivedMessage]:
         """Yield all messages up to the current end; with ``follow``, without end."""
@@ -199,9 +201,9 @@ class TopicReader:
             broker_filter = self._puller.broker_filter(broker_ranges[0].queue, self._filter)
             pulls = reading.read(self._puller, broker_ranges, self._on_loss, broker_filter)
             buffers = [BufferedAnswers(max_bytes) for _ in broker_ranges]
-            for fetched in pulls.fetch():
-                for answer in usable_answers(fetched, pulls.usable_count, pulls.with_true_ends):
-                    buffers[answer.range_number].add(fetched, answer)
+            for fetched_answers in pulls.fetch():
+                for answer in usable_answers(fetched_answers, pulls.count_usable_answers, pulls.with_true_ends):
+                    buffers[answer.range_number].add(fetched_answers, answer)
             for offset_range, buffer in zip(broker_ranges, buffers, strict=True):
                 self._next_offsets[offset_range.queue], self._read_ahead[offset_range.queue] = buffer.next_read(
                     offset_range, self._max_read_ahead
@@ -237,24 +239,24 @@ class BufferedAnswers:
         self._max_bytes = max_bytes
         self._buffered_bytes = 0
         self._answers: deque[tuple[FetchedAnswer, bytes]] = deque()
-        self._rest_start: int | None = None  # the first offset whose answer was dropped
+        self._first_dropped_offset: int | None = None  # the start of the first dropped answer
 
-    def add(self, fetched: FetchedAnswers, answer: FetchedAnswer) -> None:
+    def add(self, fetched_answers: FetchedAnswers, answer: FetchedAnswer) -> None:
         if (
-            self._rest_start is None
+            self._first_dropped_offset is None
             and self._answers
             and self._buffered_bytes + answer.end - answer.begin > self._max_bytes
         ):
-            self._rest_start = answer.start
-        if self._rest_start is None:
-            self._answers.append((answer, fetched.buffer[answer.begin : answer.end].tobytes()))
+            self._first_dropped_offset = answer.start
+        if self._first_dropped_offset is None:
+            self._answers.append((answer, fetched_answers.buffer[answer.begin : answer.end].tobytes()))
             self._buffered_bytes += answer.end - answer.begin
 
     def next_read(self, offset_range: OffsetRange, max_offsets: int) -> tuple[int, int]:
         """Return the next offset to read, and how many offsets to read from there. The number of offsets is estimated from the
         size of the buffered answers.
         """
-        end = offset_range.end if self._rest_start is None else self._rest_start
+        end = offset_range.end if self._first_dropped_offset is None else self._first_dropped_offset
         return end, max(
             1, min(max_offsets, (end - offset_range.start) * self._max_bytes // max(1, self._buffered_bytes))
         )
@@ -293,7 +295,7 @@ def _resolve_offset(offset_or_constant: int, bounds: QueueBounds) -> int:
 def at_offset(offset: int) -> StartFunction:
     """Start at the same offset in every queue, limited to the queue's bounds."""
 
-    def start(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
+    def find_start_offsets(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
         return {q: bounds_of_queue.clamp(offset) for q, bounds_of_queue in bounds.items()}
 
-    return start
+    return find_start_offsets

@@ -134,28 +134,29 @@ class BaseAdmin(Closeable):
 
     def _await_route(self, topic: str, configs: Mapping[str, TopicConfig], deadline: Deadline) -> TopicRoute:
         """Wait until the route shows the queue numbers and permissions that brokers report for the topic."""
-        requested_by_broker = {name: _queues_and_perm(config) for name, config in configs.items()}
-        expected_by_broker, checked_brokers, registration_due = (
-            dict(requested_by_broker),
+        requested_queues_and_perms = {name: _queues_and_perm(config) for name, config in configs.items()}
+        expected_queues_and_perms, checked_brokers, registration_due = (
+            dict(requested_queues_and_perms),
             set[str](),
             deadline.within(_REGISTER_AGAIN_S),
         )
         while True:
             route = _route_or_none(self.routes, topic)
-            shown_in_route = _queues_and_perms_in_route(route)
+            route_queues_and_perms = _queues_and_perms_in_route(route)
             if route is not None and all(
-                shown_in_route.get(name) == queues_and_perm for name, queues_and_perm in expected_by_broker.items()
+                route_queues_and_perms.get(name) == queues_and_perm
+                for name, queues_and_perm in expected_queues_and_perms.items()
             ):
                 return route
-            for name, (read_queue_count, write_queue_count, perm) in requested_by_broker.items():
+            for name, (read_queue_count, write_queue_count, perm) in requested_queues_and_perms.items():
                 if (
                     name not in checked_brokers
-                    and shown_in_route.get(name, ())[:2] == (read_queue_count, write_queue_count)
-                    and shown_in_route[name] != expected_by_broker[name]
+                    and route_queues_and_perms.get(name, ())[:2] == (read_queue_count, write_queue_count)
+                    and route_queues_and_perms[name] != expected_queues_and_perms[name]
                 ):
                     checked_brokers.add(name)
                     with suppress(RocketMQError, ValueError):  # an unknown permission only prolongs the wait
-                        expected_by_broker[name] = (
+                        expected_queues_and_perms[name] = (
                             read_queue_count,
                             write_queue_count,
                             perm & _broker_permission(self, name),
@@ -167,12 +168,12 @@ class BaseAdmin(Closeable):
                 )
                 raise CallTimeout("the name server does not show the topic in time", topic=topic, remedy=remedy)
             if registration_due.expired:
-                shown_by_broker = {
-                    name: shown_in_route.get(name)
-                    for name, queues_and_perm in expected_by_broker.items()
-                    if shown_in_route.get(name) != queues_and_perm
+                shown_queues_and_perms = {
+                    name: route_queues_and_perms.get(name)
+                    for name, queues_and_perm in expected_queues_and_perms.items()
+                    if route_queues_and_perms.get(name) != queues_and_perm
                 }
-                _register_topic(self, topic, shown_by_broker, deadline)
+                _register_topic(self, topic, shown_queues_and_perms, deadline)
                 registration_due = deadline.within(_REGISTER_AGAIN_S)
             deadline.pause(_ROUTE_POLL_S)
 
@@ -235,10 +236,10 @@ class BaseAdmin(Closeable):
         _raise_if_problem(names.group_problem(group, self._rpc_client.scope))
         body = bodies.subscription_group(self._rpc_client.name_on_wire(group), **(settings or {}))
 
-        def put_group_request(name: str, address: str) -> Command:
+        def put_group(name: str, address: str) -> Command:
             return self._rpc_client.request(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
 
-        for _ in _change_each(masters_of(self.cluster(), brokers), put_group_request):
+        for _ in _change_each(masters_of(self.cluster(), brokers), put_group):
             pass
 
     def messages_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[ReceivedMessage]:
@@ -337,19 +338,20 @@ def _configure_topic(
 
 
 def _register_topic(
-    admin: BaseAdmin, topic: str, shown_by_broker: Mapping[str, _QueuesAndPerm | None], deadline: Deadline
+    admin: BaseAdmin, topic: str, shown_queues_and_perms: Mapping[str, _QueuesAndPerm | None], deadline: Deadline
 ) -> None:
     """Register the topic at name servers on behalf of its brokers. A second change request with the same configuration would
     not help, because a broker does not register a configuration that it already has. Repeats the registration until the
-    brokers' configurations are equal to the registered configurations. ``shown_by_broker`` has the queues and the permission
-    that name servers have, by broker.
+    brokers' configurations are equal to the registered configurations. ``shown_queues_and_perms`` has the queues and the
+    permission that name servers have, by broker.
 
     A broker with ``enableSingleTopicRegister`` sends the same request (``registerSingleTopicAll``).
     """
     registered_configs, name_on_wire = dict[str, TopicConfig](), admin._rpc_client.name_on_wire(topic)
     while (
         not deadline.expired
-        and (configs := _configs_to_register(admin, topic, shown_by_broker, registered_configs)) != registered_configs
+        and (configs := _configs_to_register(admin, topic, shown_queues_and_perms, registered_configs))
+        != registered_configs
     ):
         # Name servers before 5.0 reject this request. Then the caller waits longer for the route.
         with suppress(RocketMQError):
@@ -370,18 +372,18 @@ def _register_topic(
 def _configs_to_register(
     admin: BaseAdmin,
     topic: str,
-    shown_by_broker: Mapping[str, _QueuesAndPerm | None],
+    shown_queues_and_perms: Mapping[str, _QueuesAndPerm | None],
     registered_configs: Mapping[str, TopicConfig],
 ) -> dict[str, TopicConfig]:
     """Return the current configurations to register, by broker. Omits a broker if ``wipeWritePerm`` may have removed the write
     permission of the broker.
     """
     configs = dict[str, TopicConfig]()
-    for name, shown_value in shown_by_broker.items():
+    for name, shown_queues_and_perm in shown_queues_and_perms.items():
         try:
             current_config = admin.topic_config(topic, name)
             config = replace(current_config, perm=current_config.perm & _broker_permission(admin, name))
-            if name in registered_configs or shown_value != _queues_and_perm(
+            if name in registered_configs or shown_queues_and_perm != _queues_and_perm(
                 replace(config, perm=config.perm & ~Perm.WRITE)
             ):
                 configs[name] = config
@@ -454,8 +456,8 @@ def add_partial_result(
 def _partial_result(
     changed_brokers: Sequence[str], perhaps_changed_brokers: Sequence[str], unchanged_brokers: Sequence[str]
 ) -> str:
-    groups = [("on ", changed_brokers), ("perhaps on ", perhaps_changed_brokers), ("not on ", unchanged_brokers)]
-    return f"It is done {', and '.join(preposition + ', '.join(names) for preposition, names in groups if names)}"
+    broker_lists = [("on ", changed_brokers), ("perhaps on ", perhaps_changed_brokers), ("not on ", unchanged_brokers)]
+    return f"It is done {', and '.join(preposition + ', '.join(names) for preposition, names in broker_lists if names)}"
 
 
 def _broker_permission(admin: BaseAdmin, broker: str) -> int:

@@ -76,7 +76,7 @@ class BrokerRequests:
             return None
         request = parse(command)
         answer = self._handler(address, request)
-        return None if answer is None else rpc.by_code[command.code].reply(command, self._encode_answer(answer))
+        return None if answer is None else rpc.row_by_code[command.code].reply(command, self._encode_answer(answer))
 
     def _user_name(self, name: str) -> str:
         return self._rpc_client.scope.user_name(name)
@@ -118,7 +118,7 @@ class BrokerRequests:
                 topics={name_on_wire(topic): figures for topic, figures in answer.topics.items()},
             )
             return bodies.running_info(
-                info, group_membership(self._group, answer.membership).name_on_wire(name_on_wire)
+                info, group_membership(self._group, answer.membership).with_names_on_wire(name_on_wire)
             )
         return bodies.consumer_offsets(_keys_on_wire(self._rpc_client, answer))
 

@@ -46,7 +46,7 @@ class Credentials:
 
 
 # Pause after a failed fetch, while the previous keys are used.
-FETCH_RETRY_S = 5.0
+FETCH_RETRY_PAUSE_S = 5.0
 
 
 class RotatingCredentials:
@@ -75,7 +75,7 @@ class RotatingCredentials:
             return time.monotonic() + self._max_age_s, self._fetch_checked()
         except RocketMQError as e:
             logger.warning("the previous keys stay in use: %s", e)
-            return time.monotonic() + FETCH_RETRY_S, previous_credentials
+            return time.monotonic() + FETCH_RETRY_PAUSE_S, previous_credentials
 
     def _fetch_checked(self) -> Credentials:
         result = capture(self._fetch)  # the user's function may raise anything; callers expect RocketMQError

@@ -35,8 +35,8 @@ from rocketmq_spark.wire.messages import decode_leniently
 
 logger = logging.getLogger(__name__)
 
-FIRST_HEARTBEAT_S = 1.0
-TIMEOUT_S = 3.0
+FIRST_HEARTBEAT_DELAY_S = 1.0
+HEARTBEAT_TIMEOUT_S = 3.0  # also the longest wait for dropped consumers, and for brokers at the end of ``_reregister``
 # The maximum time of the request for the list of brokers. It is long enough to try another name server if the first name server
 # hangs, and far below the 120 s after which brokers forget a client.
 CLUSTER_TIMEOUT_S = 10.0
@@ -69,7 +69,7 @@ class RegisteredMember:
     without a ``membership`` is a producer.
 
     ``request_handler`` handles requests of brokers. With ``heartbeat_s`` 0, the member needs no heartbeat. With
-    ``all_brokers``, heartbeats go to all brokers of the cluster, because each of them may send requests. With
+    ``needs_all_brokers``, heartbeats go to all brokers of the cluster, because each of them may send requests. With
     ``receives_replies``, the member gets the replies that brokers forward to the client id.
     """
 
@@ -77,7 +77,7 @@ class RegisteredMember:
     heartbeat_s: float = 30.0
     request_handler: RequestHandler | None = None
     membership: Callable[[], GroupMembership] | None = None
-    all_brokers: bool = False
+    needs_all_brokers: bool = False
     receives_replies: bool = False
 
     @property
@@ -141,7 +141,7 @@ class MemberRegistry:
     def needs_all_brokers(self) -> bool:
         """Whether any member sends heartbeats to all brokers."""
         with self._lock:
-            return any(member.all_brokers for members in self._members.values() for member in members)
+            return any(member.needs_all_brokers for members in self._members.values() for member in members)
 
     def reply_groups(self) -> list[str]:
         """Return a list with the name of one group that has a member with ``receives_replies``. The name is the group's name on
@@ -201,13 +201,13 @@ class MemberRegistry:
 
     def _dispatch(self, key: tuple[bool, str], request: ServerRequest) -> bool:
         with self._lock:
-            handlers = [member for member in self._members.get(key, ()) if member.request_handler is not None]
-        if not handlers:
+            handling_members = [member for member in self._members.get(key, ()) if member.request_handler is not None]
+        if not handling_members:
             return False
         # A message that an operator sent (``consumeMessageDirectly``) gets its own thread, because the listener may hang while
         # it handles such a message.
         is_direct = request.command.code == Request.CONSUME_MESSAGE_DIRECTLY
-        self._executor.run((key, is_direct), functools.partial(_answer, handlers[0], request))
+        self._executor.run((key, is_direct), functools.partial(_answer, handling_members[0], request))
         return True
 
 
@@ -261,7 +261,7 @@ class ClientInstance:
         group_on_wire = self._rpc_client.name_on_wire(member.group)
         if member.consumes and self._registry.has_consumer(group_on_wire):
             # An earlier consumer that was not closed and is no longer referenced may wait for garbage collection.
-            dropped.wait_for_dropped(Deadline.after(TIMEOUT_S))
+            dropped.wait_for_dropped(Deadline.after(HEARTBEAT_TIMEOUT_S))
         try:
             self._registry.add(group_on_wire, member)
             if member.request_handler is not None and not member.consumes:
@@ -269,7 +269,7 @@ class ClientInstance:
             if member.heartbeat_s:
                 with self._lock:
                     self._timer = self._timer or self._make_timer("rocketmq-instance")
-                    self._schedule(self._timer, FIRST_HEARTBEAT_S)
+                    self._schedule(self._timer, FIRST_HEARTBEAT_DELAY_S)
         except BaseException:  # also for Ctrl-C, because then the caller cannot call ``leave``
             self._registry.remove(group_on_wire, member)
             self._stop_timer(unless_needed=True)
@@ -280,9 +280,9 @@ class ClientInstance:
         brokers are logged. After an interruption, the call may be repeated.
         """
         group_on_wire = self._rpc_client.name_on_wire(member.group)
-        is_last = self._registry.remove(group_on_wire, member)
+        was_last_member = self._registry.remove(group_on_wire, member)
         self._stop_timer(unless_needed=True)
-        if not is_last:
+        if not was_last_member:
             return
         with self._registration_lock:
             if member.consumes:
@@ -303,11 +303,13 @@ class ClientInstance:
             self._lingering_groups[group_on_wire] = None
             return
         producer_groups = {name for name, member in self._registry.one_member_per_group() if not member.consumes}
-        left_groups = [name for name in {group_on_wire: None, **self._lingering_groups} if name not in producer_groups]
+        groups_to_unregister = [
+            name for name in {group_on_wire: None, **self._lingering_groups} if name not in producer_groups
+        ]
         self._is_reply_connection_lost = True
-        self._reregister([*left_groups, *reply_groups], deadline)
+        self._reregister([*groups_to_unregister, *reply_groups], deadline)
         self._lingering_groups.clear()  # only now, so that after an interruption heartbeats still include these groups
-        self._checked_groups.difference_update(left_groups)
+        self._checked_groups.difference_update(groups_to_unregister)
         self._is_reply_connection_lost = not reply_groups  # see ``register_connection``
 
     def heartbeat(self, deadline: Deadline) -> None:
@@ -363,26 +365,30 @@ class ClientInstance:
         for name_and_address in addresses[:1]:
             reregister_at(name_and_address)
         for i in range(min(len(addresses) - 1, _MAX_PARALLEL_BROKERS)):
-            executor.wait(i, deadline.remaining() + TIMEOUT_S)
+            executor.wait(i, deadline.remaining() + HEARTBEAT_TIMEOUT_S)
 
-    def _heartbeat(self, deadline: Deadline, addresses: _Addresses = (), left_groups: Sequence[str] = ()) -> None:
+    def _heartbeat(
+        self, deadline: Deadline, addresses: _Addresses = (), unregistered_groups: Sequence[str] = ()
+    ) -> None:
         members = self._registry.one_member_per_group()
         if not members:
             return
-        lingering_groups = [name for name in self._lingering_groups if name not in left_groups]
-        producers = list(dict.fromkeys((*(name for name, member in members if not member.consumes), *lingering_groups)))
-        consumers = [self._membership(group_on_wire, member) for group_on_wire, member in members if member.consumes]
+        lingering_groups = [name for name in self._lingering_groups if name not in unregistered_groups]
+        producer_groups = list(
+            dict.fromkeys((*(name for name, member in members if not member.consumes), *lingering_groups))
+        )
+        memberships = [self._membership(group_on_wire, member) for group_on_wire, member in members if member.consumes]
         self._send_heartbeats(
-            producers,
-            consumers,
-            addresses or self._addresses(bool(consumers), self._registry.needs_all_brokers()),
+            producer_groups,
+            memberships,
+            addresses or self._addresses(bool(memberships), self._registry.needs_all_brokers()),
             deadline,
         )
 
     def _send_heartbeats(
-        self, producers: list[str], consumers: list[GroupMembership], addresses: _Addresses, deadline: Deadline
+        self, producer_groups: list[str], memberships: list[GroupMembership], addresses: _Addresses, deadline: Deadline
     ) -> None:
-        body = bodies.heartbeat(self.client_id, producers, consumers)
+        body = bodies.heartbeat(self.client_id, producer_groups, memberships)
         self._send_all([(address, rpc.HEART_BEAT.request(body, bname=name)) for name, address in addresses], deadline)
 
     def _unregister(self, field_name: str, groups: Sequence[str], addresses: _Addresses, deadline: Deadline) -> None:
@@ -402,7 +408,7 @@ class ClientInstance:
 
     def _membership(self, group_on_wire: str, member: RegisteredMember) -> GroupMembership:
         assert member.membership is not None
-        return replace(member.membership().name_on_wire(self._rpc_client.name_on_wire), group=group_on_wire)
+        return replace(member.membership().with_names_on_wire(self._rpc_client.name_on_wire), group=group_on_wire)
 
     def refresh_cluster(self, deadline: Deadline) -> None:
         """Fetch the list of all brokers, if any member sends heartbeats to all brokers."""
@@ -437,14 +443,14 @@ class ClientInstance:
             self.refresh_cluster(
                 Deadline.after(CLUSTER_TIMEOUT_S)
             )  # a separate deadline, because a name server may hang
-            self.heartbeat(Deadline.after(TIMEOUT_S))
+            self.heartbeat(Deadline.after(HEARTBEAT_TIMEOUT_S))
         except RocketMQError as e:
             logger.info("no heartbeat was sent: %s", e)
         finally:
             with self._lock:
                 if self._timer is timer:
                     self._heartbeat_due_ms = math.inf
-                    self._schedule(timer, self._registry.shortest_heartbeat_s() or FIRST_HEARTBEAT_S)
+                    self._schedule(timer, self._registry.shortest_heartbeat_s() or FIRST_HEARTBEAT_DELAY_S)
 
     def _stop_timer(self, unless_needed: bool = False) -> None:
         with self._lock:

@@ -202,7 +202,7 @@ def to_pull_answer(request: PullRequest, answer: Command, address: str, scope: S
         fields["minOffset"],
         fields["maxOffset"],
         broker_id=fields["suggestWhichBrokerId"] or MASTER_ID,
-        reset=status is PullStatus.OFFSET_ILLEGAL and answer.remark == OFFSET_RESET,
+        is_reset=status is PullStatus.OFFSET_ILLEGAL and answer.remark == OFFSET_RESET,
     )
     if status is not PullStatus.FOUND:
         return answer_without_messages
@@ -211,7 +211,7 @@ def to_pull_answer(request: PullRequest, answer: Command, address: str, scope: S
         requested_messages, request, answer.body, scope, answer_without_messages.next_offset
     )
     if not request.decoded:
-        return replace(answer_without_messages, stored=answer.body, read=read_messages)
+        return replace(answer_without_messages, stored_messages=answer.body, read_messages=read_messages)
     messages, first_remaining_message = first_portion(read_messages())
     return replace(
         answer_without_messages,

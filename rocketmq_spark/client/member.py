@@ -220,12 +220,12 @@ class RemotingMember:
         locked_queues: set[MessageQueue] = set()
         for broker_queues, answer in self._request_locks(rpc.LOCK_BATCH_MQ, group, queues, deadline):
             try:
-                locked_on_wire = set(bodies.locked_queues(answer.body))
+                locked_queues_on_wire = set(bodies.locked_queues(answer.body))
             except RemoteProtocolError as e:
                 logger.warning("cannot decode the answer to the lock request for %s: %s", broker_queues, e)
                 continue
             locked_queues |= {
-                queue for queue in broker_queues if self._rpc_client.queue_on_wire(queue) in locked_on_wire
+                queue for queue in broker_queues if self._rpc_client.queue_on_wire(queue) in locked_queues_on_wire
             }
         return locked_queues
 
@@ -268,7 +268,7 @@ class RemotingMember:
                     answer,
                 )
             else:
-                self._lock_log_throttle.resolved(name)
+                self._lock_log_throttle.mark_resolved(name)
                 answers.append((broker_queues, answer))
         return answers
 

@@ -81,7 +81,7 @@ class NameServers:
                 self._current_index = index
                 return self.addresses[index], answer
         if topic_not_found_error is not None:
-            topic_not_found_error.silent = silent_servers
+            topic_not_found_error.silent_name_servers = silent_servers
             raise topic_not_found_error
         if last_error is None:
             assert broker_address_error is not None

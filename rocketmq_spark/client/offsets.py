@@ -63,7 +63,7 @@ class RemotingOffsetReader:
         self.rpc_client = broker_client.rpc_client
         self._stats: dict[tuple[str, str], _Stats] = {}
         # The approximate number of queues with cached statistics, and the number above which some statistics are removed.
-        self._queue_count, self._sweep_above = 0, _SWEEP_ABOVE_QUEUES
+        self._queue_count, self._sweep_threshold = 0, _SWEEP_ABOVE_QUEUES
 
     @property
     def late_brokers(self) -> frozenset[str]:
@@ -157,12 +157,12 @@ class RemotingOffsetReader:
                 for queue, queue_bounds in zip(queue_objects, kept_stats.values(), strict=True)
             }
             self._queue_count += len(kept_queues) - (0 if cached_stats is None else len(cached_stats.queues))
-            if self._queue_count > self._sweep_above:
+            if self._queue_count > self._sweep_threshold:
                 self.broker_client.remove_unrouted_entries(self._stats)
                 self._queue_count = len(kept_queues) + sum(
                     len(stats_of_topic.queues) for stats_of_topic in list(self._stats.values())
                 )
-                self._sweep_above = _SWEEP_ABOVE_QUEUES + 2 * self._queue_count
+                self._sweep_threshold = _SWEEP_ABOVE_QUEUES + 2 * self._queue_count
             cached_stats = self._stats[key] = _Stats(digest, bounds, frozenset(kept_queues))
         return cached_stats.bounds
 
@@ -173,25 +173,25 @@ class RemotingOffsetReader:
         on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
     ) -> dict[MessageQueue, QueueBounds]:
         """Return the same as ``bounds``, with two requests per queue, which a Proxy supports. The answers are never cached."""
-        rows = rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET
-        commands = [self.broker_client.queue_command(row, queue) for queue in queues for row in rows]
+        rpc_rows = rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET
+        commands = [self.broker_client.queue_command(rpc_row, queue) for queue in queues for rpc_row in rpc_rows]
         answers = iter(self.broker_client.request_each(commands, deadline))
-        bounds, reported_brokers = {}, set()
+        bounds, failed_brokers = {}, set()
         for queue in queues:
-            min_and_max = []
-            for row in rows:
+            min_and_max_offset = []
+            for rpc_row in rpc_rows:
                 answer = next(answers)
                 if not isinstance(answer, RocketMQError):
-                    min_and_max.append(row.answer(answer)["offset"])
+                    min_and_max_offset.append(rpc_row.answer(answer)["offset"])
                 elif on_error is None:
                     raise answer
-                elif queue.broker_name not in reported_brokers:
-                    reported_brokers.add(queue.broker_name)
+                elif queue.broker_name not in failed_brokers:
+                    failed_brokers.add(queue.broker_name)
                     # A Proxy reports a broker that it cannot reach as a fault.
                     on_error(ServiceNotAvailable(*answer.args) if isinstance(answer, ServerFault) else answer, queue)
-            if len(min_and_max) == len(rows):
-                low, high = min_and_max
-                bounds[queue] = with_valid_bounds(QueueBounds(low, high, 0))
+            if len(min_and_max_offset) == len(rpc_rows):
+                min_offset, max_offset = min_and_max_offset
+                bounds[queue] = with_valid_bounds(QueueBounds(min_offset, max_offset, 0))
         return bounds
 
     def first_kept_offsets(
@@ -216,16 +216,16 @@ class RemotingOffsetReader:
         for queue, answer in [*zip(compacted_queues, answers, strict=True), *attribute_answers]:
             if isinstance(answer, RocketMQError) and (answer.retriable or queue in compacted_queues):
                 on_error(answer, queue)
-            elif isinstance(answer, Command) and (first_stored := first_stamp(answer.body)) is not None:
-                first_offsets[queue] = first_stored.offset
+            elif isinstance(answer, Command) and (stamp := first_stamp(answer.body)) is not None:
+                first_offsets[queue] = stamp.offset
         return first_offsets
 
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
-        row = rpc.GET_MAX_OFFSET
+        rpc_row = rpc.GET_MAX_OFFSET
         answers = self.broker_client.request_all(
-            [self.broker_client.queue_command(row, queue) for queue in queues], deadline
+            [self.broker_client.queue_command(rpc_row, queue) for queue in queues], deadline
         )
-        return {queue: row.answer(answer)["offset"] for queue, answer in zip(queues, answers, strict=True)}
+        return {queue: rpc_row.answer(answer)["offset"] for queue, answer in zip(queues, answers, strict=True)}
 
     def read_queue_count(self, topic: str, broker_name: str, deadline: Deadline) -> int | None:
         command = rpc.GET_TOPIC_CONFIG.request(topic=self.rpc_client.name_on_wire(topic), bname=broker_name)
@@ -336,12 +336,10 @@ class RemotingOffsetReader:
         answer = self._pull(group, queue, offset, 32, deadline)
         if answer is None or not len(answer.body):
             return 0, 0
-        end, first_message = rpc.PULL_MESSAGE.answer(answer)["nextBeginOffset"], first_stamp(answer.body)
+        next_offset, stamp = rpc.PULL_MESSAGE.answer(answer)["nextBeginOffset"], first_stamp(answer.body)
         # An inner batch is returned whole, even from an offset in its middle.
-        first_offset = (
-            min(offset, first_message.offset) if first_message is not None and first_message.inner_batch else offset
-        )
-        return len(answer.body), max(1, end - first_offset)
+        first_offset = min(offset, stamp.offset) if stamp is not None and stamp.is_inner_batch else offset
+        return len(answer.body), max(1, next_offset - first_offset)
 
     def _pull(self, group: str, queue: MessageQueue, offset: int, count: int, deadline: Deadline) -> Command | None:
         """Return the answer to one pull; None if the broker has no message at the offset."""
@@ -395,10 +393,10 @@ def _retriable_error(error: RocketMQError) -> RocketMQError:
 def _log_state(answer: Command) -> LogState | NotSupported:
     fields = bodies.runtime_info(answer.body)
     try:
-        end, behind_bytes, head_wait_ms, lock_ms = (int(fields[name]) for name in _LOG_STATE_KEYS)
+        max_offset, behind_bytes, head_wait_ms, lock_ms = (int(fields[name]) for name in _LOG_STATE_KEYS)
     except (KeyError, ValueError) as e:
         return NotSupported(f"a broker does not report {', '.join(_LOG_STATE_KEYS)}: {e}")
-    return LogState(end, behind_bytes, head_wait_ms, answer.received_s, lock_ms)
+    return LogState(max_offset, behind_bytes, head_wait_ms, answer.received_s, lock_ms)
 
 
 def _corrections(
@@ -450,11 +448,11 @@ def _doubtful_queues(
         for q, offset in offsets.items()
         if has_attribute(attributes, q, codes.QUEUE_TYPE, codes.BATCH_QUEUE) is not False
     }
-    store_times_at = offset_reader.store_times_ms(group, candidate_offsets, deadline, on_error=on_error)
-    offsets_before = {q: offset - 1 for q, offset in candidate_offsets.items() if offset > 0}
-    store_times_before = offset_reader.store_times_ms(group, offsets_before, deadline, on_error=on_error)
-    doubtful_queues = {q for q, ms in store_times_at.items() if ms < times_ms[q]} | {
-        q for q, ms in store_times_before.items() if ms >= times_ms[q]
+    store_times = offset_reader.store_times_ms(group, candidate_offsets, deadline, on_error=on_error)
+    previous_offsets = {q: offset - 1 for q, offset in candidate_offsets.items() if offset > 0}
+    previous_store_times = offset_reader.store_times_ms(group, previous_offsets, deadline, on_error=on_error)
+    doubtful_queues = {q for q, ms in store_times.items() if ms < times_ms[q]} | {
+        q for q, ms in previous_store_times.items() if ms >= times_ms[q]
     }
     return sorted(doubtful_queues)
 
@@ -466,8 +464,8 @@ def with_valid_bounds(bounds: QueueBounds) -> QueueBounds:
 
 def _stored_ms(answer: Command | None, offset: int) -> int | None:
     """The store time of the message at ``offset``, or of the batch with that offset; None without a message."""
-    first_stored = first_stamp(answer.body) if answer is not None and answer.code == Response.SUCCESS else None
-    return first_stored.stored_ms if first_stored is not None and first_stored.offset <= offset else None
+    stamp = first_stamp(answer.body) if answer is not None and answer.code == Response.SUCCESS else None
+    return stamp.stored_ms if stamp is not None and stamp.offset <= offset else None
 
 
 def first_offset_since(store_time_ms: Callable[[int], int | None], near_offset: int, time_ms: int) -> int:

@@ -20,22 +20,26 @@ from rocketmq_spark.wire.stored_fields import usual_messages
 
 
 def requested_messages(
-    request: PullRequest, stored_bytes: Bytes, scope: Scope, end: int, budget: DecodeBudget | None = None
+    request: PullRequest, stored_bytes: Bytes, scope: Scope, end_offset: int, budget: DecodeBudget | None = None
 ) -> Iterable[ReceivedMessage]:
-    """Return the requested messages of an answer, with the user's names. ``end`` is the next offset according to the broker.
+    """Return the requested messages of an answer, with the user's names. ``end_offset`` is the next offset according to the
+    broker.
 
     Brokers compare only hashes of tags, and return whole inner batches. So this function compares the tags again. Messages that
     cannot be decoded are returned with their stored bytes, so that they stop no reader.
 
-    Messages get distinct, increasing offsets between the requested offset and ``end``, because commits and the next pull depend
-    on these offsets. The stored offset may be wrong if a message is damaged, or if the offsets of the queue were shifted.
+    Messages get distinct, increasing offsets between the requested offset and ``end_offset``, because commits and the next pull
+    depend on these offsets. The stored offset may be wrong if a message is damaged, or if the offsets of the queue were
+    shifted.
     """
     queue = request.queue
     tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
     is_retry_topic = queue.topic.startswith(RETRY_PREFIX)
     data, settings = bytes(stored_bytes), DecodeSettings(queue.broker_name, queue=queue, budget=budget)
-    undamaged_messages = usual_messages(data, request.offset, end, queue)
-    messages = undamaged_messages or _with_valid_offsets(data, find_messages(data), request.offset, end, settings)
+    undamaged_messages = usual_messages(data, request.offset, end_offset, queue)
+    messages = undamaged_messages or _with_valid_offsets(
+        data, find_messages(data), request.offset, end_offset, settings
+    )
     if tags is None and not is_retry_topic:
         return messages
     return (
@@ -51,21 +55,26 @@ def _has_no_tag(message: ReceivedMessage) -> bool:
 
 
 def _with_valid_offsets(
-    data: bytes, message_bounds: Sequence[MessageBounds], start: int, end: int, settings: DecodeSettings
+    data: bytes, message_bounds: Sequence[MessageBounds], start_offset: int, end_offset: int, settings: DecodeSettings
 ) -> Iterator[ReceivedMessage]:
-    """Yield the messages from ``start`` on. Replaces an impossible offset by the first possible offset."""
-    message_bounds = _merge_damaged(data, message_bounds, end - start, settings)
-    next_offset, remaining_count = start, len(message_bounds)
-    for bounds, max_offset in zip(message_bounds, _max_offsets(message_bounds, next_offset, end), strict=True):
+    """Yield the messages from ``start_offset`` on. Replaces an impossible offset by the first possible offset."""
+    message_bounds = _merge_damaged(data, message_bounds, end_offset - start_offset, settings)
+    next_offset, remaining_count = start_offset, len(message_bounds)
+    for bounds, max_offset in zip(message_bounds, _max_offsets(message_bounds, next_offset, end_offset), strict=True):
         remaining_count -= 1
         *_, is_batch = bounds
         if is_batch:
             settings = settings._replace(
-                window=OffsetWindow(start, end, next_offset if next_offset > start else None, end - remaining_count)
+                window=OffsetWindow(
+                    start_offset,
+                    end_offset,
+                    next_offset if next_offset > start_offset else None,
+                    end_offset - remaining_count,
+                )
             )
         for message in decode_one(data, bounds, settings):
             is_decoded_batch = is_batch and message.decode_error is None
-            if is_decoded_batch and message.queue_offset < start:
+            if is_decoded_batch and message.queue_offset < start_offset:
                 continue
             # ``next_offset`` replaces an impossible offset. With a later offset, a commit could skip messages not yet consumed.
             if not is_decoded_batch and not next_offset <= message.queue_offset <= max_offset:
@@ -106,17 +115,17 @@ def _is_broken(data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> 
     return first_message is not None and first_message.decode_error is not None and not first_message.topic
 
 
-def _max_offsets(message_bounds: Sequence[MessageBounds], start: int, end: int) -> list[int]:
+def _max_offsets(message_bounds: Sequence[MessageBounds], start_offset: int, end_offset: int) -> list[int]:
     """Return the highest possible offset of each message.
 
-    An offset is possible if it leaves an offset below ``end`` for each later message. Later messages keep their stored offsets
-    where they can.
+    An offset is possible if it leaves an offset below ``end_offset`` for each later message. Later messages keep their stored
+    offsets where they can.
     """
     max_offsets: list[int] = []
     for number in range(len(message_bounds) - 1, -1, -1):
-        end -= 1
+        end_offset -= 1
         stored_offset = message_bounds[number][2]
-        if stored_offset is not None and start + number <= stored_offset < end:
-            end = stored_offset
-        max_offsets.append(end)
+        if stored_offset is not None and start_offset + number <= stored_offset < end_offset:
+            end_offset = stored_offset
+        max_offsets.append(end_offset)
     return max_offsets[::-1]

@@ -187,7 +187,7 @@ class RemotingReplies:
         self._awaited_replies = awaited_replies
 
     def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
-        member = RegisteredMember(group, heartbeat_s, all_brokers=True, receives_replies=True)
+        member = RegisteredMember(group, heartbeat_s, needs_all_brokers=True, receives_replies=True)
         self._instance.join(member)
         return lambda deadline: self._instance.leave(member, deadline)
 
@@ -239,8 +239,8 @@ class RemotingReplies:
     def _request_factory(self, request: ReceivedMessage, reply: Message, group: str) -> Callable[[str], Command]:
         check_message(reply)
         property_names = Property.CLUSTER, Property.REPLY_TO_CLIENT, Property.CORRELATION_ID
-        cluster, client, correlation_id = (request.properties.get(name) for name in property_names)
-        if not (cluster and client and correlation_id):
+        cluster, requester_client_id, correlation_id = (request.properties.get(name) for name in property_names)
+        if not (cluster and requester_client_id and correlation_id):
             raise MessageRefused(
                 f"message {request.msg_id} is not a request: it was not sent by Producer.request", topic=request.topic
             )
@@ -249,7 +249,7 @@ class RemotingReplies:
             **{
                 Property.MESSAGE_TYPE: _REPLY_TYPE,
                 Property.CORRELATION_ID: correlation_id,
-                Property.REPLY_TO_CLIENT: client,
+                Property.REPLY_TO_CLIENT: requester_client_id,
                 Property.TTL: request.properties.get(Property.TTL),
             },
         )

@@ -33,31 +33,31 @@ from rocketmq_spark.wire.header import Command, Peer
 
 logger = logging.getLogger(__name__)
 
-ROUTE_AGE_S = 30.0
+ROUTE_MAX_AGE_S = 30.0
 # Brokers register every 30 s by default (``registerNameServerPeriod``), and at least every 60 s. A broker that no name server
-# lists for ``UNLISTED_S`` has left the cluster. ``UNLISTED_S`` is shorter than the sink's default of ``sendTimeout``, so that a
-# broker that hangs has left before the write times out.
-UNLISTED_S = 90.0
+# lists for ``MAX_UNLISTED_S`` has left the cluster. ``MAX_UNLISTED_S`` is shorter than the sink's default of ``sendTimeout``,
+# so that a broker that hangs has left before the write times out.
+MAX_UNLISTED_S = 90.0
 
 _SILENT_SERVERS_REMEDY = "Start the name servers that do not answer, or remove them from option 'nameServer'"
 
 
 # If a name server does not know a topic, the client forgets the topic's route. The addresses in forgotten routes stay in use,
 # because a name server that has just started knows no topic. If there are more than ``_MAX_FORGOTTEN_ROUTES`` forgotten routes,
-# those that were forgotten more than ``UNLISTED_S`` ago are discarded.
+# those that were forgotten more than ``MAX_UNLISTED_S`` ago are discarded.
 _MAX_FORGOTTEN_ROUTES = 64
-# ``_MAX_BYTES`` limits the encoded size of the cached routes, which take about seven times as much memory. 10,000 topics on 30
-# brokers have 75 MiB. Each queue adds ``_QUEUE_BYTES``, because each queue becomes an object, and a route of 200 bytes may
-# announce 200,000 queues. Only ``_MAX_PARALLEL`` routes are refreshed at a time, because all answers of one round are in
-# memory.
-_MAX_BYTES, _MAX_PARALLEL, _MAX_SHOWN_CHARACTERS = 128 << 20, 64, 127
+# ``_MAX_CACHED_BYTES`` limits the encoded size of the cached routes, which take about seven times as much memory. 10,000 topics
+# on 30 brokers have 75 MiB. Each queue adds ``_QUEUE_BYTES``, because each queue becomes an object, and a route of 200 bytes
+# may announce 200,000 queues. Only ``_MAX_PARALLEL_ROUTES`` routes are refreshed at a time, because all answers of one round
+# are in memory.
+_MAX_CACHED_BYTES, _MAX_PARALLEL_ROUTES, _MAX_SHOWN_CHARACTERS = 128 << 20, 64, 127
 _QUEUE_BYTES = 128
 
 
 # The routes of all clients of a process are limited, too, because the process keeps the client of each set of options. If all
-# routes together exceed ``_MAX_IDLE_BYTES``, clients that were not called for ``_IDLE_S`` forget their routes. If they exceed
-# ``_MAX_PROCESS_BYTES``, the clients with the most bytes forget their routes.
-_IDLE_S, _MAX_IDLE_BYTES, _MAX_PROCESS_BYTES = 100.0, 16 << 20, 2 * _MAX_BYTES
+# routes together exceed ``_MAX_IDLE_BYTES``, clients that were not called for ``_IDLE_TIMEOUT_S`` forget their routes. If they
+# exceed ``_MAX_PROCESS_BYTES``, the clients with the most bytes forget their routes.
+_IDLE_TIMEOUT_S, _MAX_IDLE_BYTES, _MAX_PROCESS_BYTES = 100.0, 16 << 20, 2 * _MAX_CACHED_BYTES
 # A client that forgets its routes keeps up to ``_MAX_ADDRESS_BYTES`` of broker addresses, because a paused consumer needs
 # addresses first. The client also keeps up to ``_MAX_ADDRESS_BYTES`` of routes with numbered queues, to notice a change of the
 # numbers.
@@ -104,8 +104,8 @@ def _broker_bytes(brokers: Iterable[BrokerData]) -> int:
 
 
 def _unlisted_bytes(unlisted_brokers: _UnlistedBrokers) -> int:
-    queues = sum(_queue_count(data) for _, data, _ in unlisted_brokers.values())
-    return _broker_bytes(broker for _, _, broker in unlisted_brokers.values()) + _QUEUE_BYTES * queues
+    queue_count = sum(_queue_count(data) for _, data, _ in unlisted_brokers.values())
+    return _broker_bytes(broker for _, _, broker in unlisted_brokers.values()) + _QUEUE_BYTES * queue_count
 
 
 class Routes:
@@ -118,7 +118,7 @@ class Routes:
     def __init__(self, name_servers: NameServers) -> None:
         self._name_servers = name_servers
         self.name_on_wire, self.scope = name_servers.rpc_client.name_on_wire, name_servers.rpc_client.scope
-        self.recent_s = ROUTE_AGE_S
+        self.route_max_age_s = ROUTE_MAX_AGE_S
         self._lock = threading.Lock()
         # By topic, with the time when the route was fetched.
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
@@ -152,15 +152,15 @@ class Routes:
         return self._store(topic, *self._fetch_with_size(topic, deadline))
 
     def recent_route(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
-        """Return a route that is at most 30 s old (``recent_s``), or a new one with ``refresh``. If no name server answers,
-        returns an older cached route, unless ``refresh`` is set.
+        """Return a route that is at most 30 s old (``route_max_age_s``), or a new one with ``refresh``. If no name server
+        answers, returns an older cached route, unless ``refresh`` is set.
 
         If a route is cached, name servers get half of the time, so that the caller can still use the route.
         """
         is_cached = not refresh and topic in self.cached_topics()
         first_deadline = deadline.within(deadline.remaining() / 2) if is_cached else deadline
         try:
-            return self.get(topic, 0.0 if refresh else self.recent_s, first_deadline)
+            return self.get(topic, 0.0 if refresh else self.route_max_age_s, first_deadline)
         except (ConnectionLost, CallTimeout) as e:
             if refresh or topic not in self.cached_topics():
                 raise
@@ -213,15 +213,15 @@ class Routes:
                 topic=key[:_MAX_SHOWN_CHARACTERS] or None,
                 remedy="Read fewer topics in one process, or use the same connection options for all topics",
             )
-        while other_bytes + size > _MAX_BYTES and (
+        while other_bytes + size > _MAX_CACHED_BYTES and (
             forgotten_topic := next((topic for topic in self._forgotten_routes if topic != key), None)
         ):
             self._discard_forgotten_locked(forgotten_topic)
             other_bytes = self._cached_bytes - self._bytes_by_key.get(key, 0)
-        if other_bytes + size > _MAX_BYTES:
+        if other_bytes + size > _MAX_CACHED_BYTES:
             raise RemoteProtocolError(
                 f"with {description}, the routes of {len(self._routes)} topics would have {other_bytes + size} bytes, "
-                f"{_QUEUE_BYTES} for each queue included; at most {_MAX_BYTES} bytes are kept",
+                f"{_QUEUE_BYTES} for each queue included; at most {_MAX_CACHED_BYTES} bytes are kept",
                 topic=key[:_MAX_SHOWN_CHARACTERS] or None,
                 remedy="Read fewer topics in one process, for example with a narrower 'subscribePattern'. If the topics have "
                 "few brokers, look at what the name server answers: rocketmq-spark topic describe",
@@ -244,7 +244,7 @@ class Routes:
         unlisted_entries = [
             (name, entry)
             for name, entry in unlisted_brokers.items()
-            if name not in listed_brokers and now - entry[0] < UNLISTED_S
+            if name not in listed_brokers and now - entry[0] < MAX_UNLISTED_S
         ]
         unlisted_entries.sort(key=lambda entry: entry[1][0], reverse=True)
         queue_totals = list(itertools.accumulate(_queue_count(data) for _, (_, data, _) in unlisted_entries))
@@ -263,7 +263,7 @@ class Routes:
         unclear_brokers = [
             (data, broker)
             for since, data, broker in unlisted_brokers.values()
-            if now - since < UNLISTED_S and not any(map(self.is_proxy, broker.addresses.values()))
+            if now - since < MAX_UNLISTED_S and not any(map(self.is_proxy, broker.addresses.values()))
         ]
         present_queues: list[QueueData] = []
         pauses = backoff(0.05, 0.5)
@@ -326,7 +326,8 @@ class Routes:
             return frozenset()
         refreshed_topics: set[str] = set()
         for some_topics in (
-            due_topics[first : first + _MAX_PARALLEL] for first in range(0, len(due_topics), _MAX_PARALLEL)
+            due_topics[first : first + _MAX_PARALLEL_ROUTES]
+            for first in range(0, len(due_topics), _MAX_PARALLEL_ROUTES)
         ):
             server, answers = self._name_servers.request_many(
                 [self._route_request(topic) for topic in some_topics], deadline
@@ -359,8 +360,8 @@ class Routes:
                 or f"the {server} knows no such topic, or all its brokers are down"
             )
             remedy = None
-            if e.silent:
-                message += f", and {', '.join(e.silent)} did not answer and may know it"
+            if e.silent_name_servers:
+                message += f", and {', '.join(e.silent_name_servers)} did not answer and may know it"
                 remedy = _SILENT_SERVERS_REMEDY
             raise RouteNotFound(message, e.addr, e.broker_code, topic, remedy=remedy) from e
         route = self._with_acting_masters(self._parsed_route(topic, server, answer), deadline)
@@ -386,14 +387,14 @@ class Routes:
         self._name_servers.rpc_client.pool.advertise(addresses, peer)
 
     def _with_acting_masters(self, route: TopicRoute, deadline: Deadline | None) -> TopicRoute:
-        """Return the route with ``acting`` corrected. A broker is an acting master if the list of all brokers has another
-        address as the master of the broker.
+        """Return the route with ``has_acting_master`` corrected. A broker is an acting master if the list of all brokers has
+        another address as the master of the broker.
 
         A route does not distinguish an acting master from the master of a topic that is not writable. If the list cannot be
         fetched now, brokers that look like acting masters count as acting masters. If servers cannot list brokers, no broker
         counts as an acting master.
         """
-        possible_acting_masters = [data for data in route.brokers.values() if data.acting]
+        possible_acting_masters = [data for data in route.brokers.values() if data.has_acting_master]
         if not possible_acting_masters:
             return route
         try:
@@ -401,7 +402,7 @@ class Routes:
         except RocketMQError as e:
             masters = {} if e.retriable else {data.broker_name: data.master for data in possible_acting_masters}
         corrected_brokers = {
-            data.broker_name: replace(data, acting=masters.get(data.broker_name) != data.master)
+            data.broker_name: replace(data, has_acting_master=masters.get(data.broker_name) != data.master)
             for data in possible_acting_masters
         }
         return replace(route, brokers={**route.brokers, **corrected_brokers})
@@ -419,7 +420,7 @@ class Routes:
                 self._forgotten_routes[topic], self._forgotten_at_s[topic] = self._routes.pop(topic), now
                 while (
                     len(self._forgotten_routes) > _MAX_FORGOTTEN_ROUTES
-                    and self._forgotten_at_s[oldest_topic := next(iter(self._forgotten_routes))] <= now - UNLISTED_S
+                    and self._forgotten_at_s[oldest_topic := next(iter(self._forgotten_routes))] <= now - MAX_UNLISTED_S
                 ):
                     self._discard_forgotten_locked(oldest_topic)
                 self._brokers_by_name = None
@@ -430,12 +431,12 @@ class Routes:
         return self._cached_bytes
 
     def forget_all(self, idle_at_s: float | None = None, max_address_bytes: int = _MAX_ADDRESS_BYTES) -> None:
-        """Forget all routes. With a time ``idle_at_s``, does nothing if the cache was used in the ``_IDLE_S`` seconds before
-        that time. Keeps up to ``max_address_bytes`` bytes of broker addresses, and a few routes with numbered queues, so that
-        the next routes can be compared with them.
+        """Forget all routes. With a time ``idle_at_s``, does nothing if the cache was used in the ``_IDLE_TIMEOUT_S`` seconds
+        before that time. Keeps up to ``max_address_bytes`` bytes of broker addresses, and a few routes with numbered queues, so
+        that the next routes can be compared with them.
         """
         with self._lock:
-            if idle_at_s is not None and idle_at_s - self._last_used_s < _IDLE_S:
+            if idle_at_s is not None and idle_at_s - self._last_used_s < _IDLE_TIMEOUT_S:
                 return
             newest_brokers = {**self._cluster_brokers, **_newest_brokers(self._routes, self._forgotten_routes)}
             all_routes = {**self._forgotten_routes, **self._routes}

@@ -126,10 +126,10 @@ class _PendingAnswers:
             if isinstance(self.outcomes[i], Command):
                 self.outcomes[i] = _dropped_answer_error(address)
 
-    def release(self, keep: Container[str] = ()) -> None:
-        """Discard the answers of all addresses but those in ``keep``, and release their memory."""
+    def release(self, kept_addresses: Container[str] = ()) -> None:
+        """Discard the answers of all addresses but those in ``kept_addresses``, and release their memory."""
         for address, account in self._accounts.items():
-            if address not in keep:
+            if address not in kept_addresses:
                 with self._lock:
                     self._released_addresses.add(address)
                     account.resize(0)
@@ -283,7 +283,7 @@ class RpcClient:
             outcomes += answers.outcomes
             late_addresses |= {requests[i][0] for i in indexes_to_send if outcomes[i] is None}
         finally:
-            answers.release(keep=late_addresses)
+            answers.release(kept_addresses=late_addresses)
         self.late_answers.update(dict.fromkeys(late_addresses, answers))
         return [earlier_answers.get(i) if outcome is None else outcome for i, outcome in enumerate(outcomes)]
 
@@ -317,7 +317,7 @@ class RpcClient:
 
     def _forget_late_answers(self, address: str, answers: _PendingAnswers) -> None:
         if self.late_answers.pop(address, None) is answers:
-            answers.release(keep=[a for a, other in list(self.late_answers.items()) if other is answers])
+            answers.release(kept_addresses=[a for a, other in list(self.late_answers.items()) if other is answers])
 
     def _send_each(self, answers: _PendingAnswers, indexes: Iterable[int], deadline: Deadline) -> None:
         """Send the requests with these indexes. Connects to up to ``_MAX_PARALLEL_CONNECTS`` addresses in parallel."""

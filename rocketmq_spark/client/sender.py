@@ -228,7 +228,7 @@ class RemotingSender:
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
         half_checks = None if check is None else transactions.HalfChecks(self._rpc_client, group, check)
         request_handler = None if half_checks is None else half_checks.on_check
-        member = RegisteredMember(group, heartbeat_s, request_handler, all_brokers=request_handler is not None)
+        member = RegisteredMember(group, heartbeat_s, request_handler, needs_all_brokers=request_handler is not None)
         self._instance.join(member)
 
         def leave(deadline: Deadline) -> None:

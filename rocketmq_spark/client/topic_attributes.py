@@ -28,12 +28,14 @@ def is_compacted(attributes: Attributes | None) -> bool:
     return (attributes or {}).get(codes.CLEANUP_POLICY) == codes.COMPACTION
 
 
+# The default maximum age of cached attributes. A broker that did not answer is not asked again, or is asked last, for the
+# same time.
 ATTRIBUTES_AGE_S = 30.0
 
 
-# A broker that fails within ``REFUSED_WITHIN_S`` has refused the connection, perhaps because it restarts. So it is asked again
-# after only ``REFUSED_PAUSE_S``.
-REFUSED_WITHIN_S, REFUSED_PAUSE_S = 0.1, 1.0
+# A broker that fails within ``MAX_REFUSAL_DURATION_S`` has refused the connection, perhaps because it restarts. So it is asked
+# again after only ``PAUSE_AFTER_REFUSAL_S``.
+MAX_REFUSAL_DURATION_S, PAUSE_AFTER_REFUSAL_S = 0.1, 1.0
 
 
 _AttributesOrError = Attributes | AccessDenied | None
@@ -47,7 +49,7 @@ class _CachedAnswer(NamedTuple):
     answer: _AttributesOrError
     fetched_s: float
 
-    def is_younger(self, seconds: float) -> bool:
+    def is_younger_than(self, seconds: float) -> bool:
         return time.monotonic() - self.fetched_s < seconds
 
 
@@ -58,8 +60,10 @@ class TopicAttributesCache:
         self._rpc_client = rpc_client
         self._routes = routes
         self._cached_answers: dict[tuple[str, str], _CachedAnswer] = {}
-        self._sweep_above = SWEEP_ABOVE_ENTRIES
+        self._sweep_threshold = SWEEP_ABOVE_ENTRIES
+        # By topic and broker: until when a broker that did not answer about a topic is not asked about this topic again.
         self._unanswered_until: dict[tuple[str, str], Deadline] = {}
+        # By broker: until when a broker that did not answer in time is asked last.
         self._hanging_until: dict[str, Deadline] = {}
 
     def attributes(
@@ -71,15 +75,17 @@ class TopicAttributesCache:
         """
         key = topic, broker_name
         cached_answer = self._cached_answers.get(key)
-        if cached_answer is None or not cached_answer.is_younger(ATTRIBUTES_AGE_S if max_age_s is None else max_age_s):
+        if cached_answer is None or not cached_answer.is_younger_than(
+            ATTRIBUTES_AGE_S if max_age_s is None else max_age_s
+        ):
             answer = self._fetch_or_cached(topic, broker_name, deadline, cached_answer)
-            if len(self._cached_answers) > self._sweep_above:
+            if len(self._cached_answers) > self._sweep_threshold:
                 routed_keys = self._routes.cached_topic_brokers()
                 for unrouted_key in [
                     cached_key for cached_key in list(self._cached_answers) if cached_key not in routed_keys
                 ]:
                     self._cached_answers.pop(unrouted_key, None)
-                self._sweep_above = SWEEP_ABOVE_ENTRIES + 2 * len(self._cached_answers)
+                self._sweep_threshold = SWEEP_ABOVE_ENTRIES + 2 * len(self._cached_answers)
             cached_answer = self._cached_answers[key] = _CachedAnswer(answer, time.monotonic())
         if isinstance(cached_answer.answer, AccessDenied):
             raise copy.copy(cached_answer.answer)
@@ -122,7 +128,7 @@ class TopicAttributesCache:
                 logger.info("cannot determine from broker %s how batches of topic %s are stored: %s", name, topic, e)
                 _drop_expired(self._unanswered_until)
                 self._unanswered_until[topic, name] = Deadline.after(
-                    REFUSED_PAUSE_S if time.monotonic() - started_s < REFUSED_WITHIN_S else ATTRIBUTES_AGE_S
+                    PAUSE_AFTER_REFUSAL_S if time.monotonic() - started_s < MAX_REFUSAL_DURATION_S else ATTRIBUTES_AGE_S
                 )
             else:
                 return BatchStorage(is_batched(attributes) is True, is_compacted(attributes))
@@ -134,7 +140,7 @@ class TopicAttributesCache:
     def is_cached(self, queue: MessageQueue) -> bool:
         """Whether ``attributes`` would return without a request."""
         cached_answer = self._cached_answers.get((queue.topic, queue.broker_name))
-        return cached_answer is not None and cached_answer.is_younger(ATTRIBUTES_AGE_S)
+        return cached_answer is not None and cached_answer.is_younger_than(ATTRIBUTES_AGE_S)
 
     def _fetch_or_cached(
         self, topic: str, broker_name: str, deadline: Deadline, cached_answer: _CachedAnswer | None

@@ -53,7 +53,7 @@ class FetchedPart:
     queue: MessageQueue
     start: int  # the first offset of the first answer
     ends: Sequence[tuple[int, int]]  # for each answer: the offset after its messages, the end of its bytes
-    stored: Bytes
+    stored: Bytes  # the encoded messages of all answers
     decode: Callable[[int, int, Bytes], Iterable[ReceivedMessage]]  # gets ``start``, ``next_offset`` and ``stored``
     filter: Filter = NO_FILTER  # the filter of the pull requests
     returned_up_to: int = 0  # the messages before this offset were returned by polls
@@ -87,10 +87,10 @@ class FetchedPart:
     def split_first_answer(self) -> list[FetchedPart]:
         """Split this part after the first answer that was not completely returned; returns one part if no answer follows."""
         answer_count = 1 + sum(next_offset <= self.returned_up_to for next_offset, _ in self.ends[:-1])
-        view, (start, end) = memoryview(self.stored), self.ends[answer_count - 1]
-        parts = [replace(self, ends=self.ends[:answer_count], stored=view[:end])]
-        if remaining_ends := [(next_offset, bytes_end - end) for next_offset, bytes_end in self.ends[answer_count:]]:
-            parts.append(replace(self, start=start, ends=remaining_ends, stored=view[end:]))
+        view, (split_offset, split_byte) = memoryview(self.stored), self.ends[answer_count - 1]
+        parts = [replace(self, ends=self.ends[:answer_count], stored=view[:split_byte])]
+        if remaining_ends := [(offset, end_byte - split_byte) for offset, end_byte in self.ends[answer_count:]]:
+            parts.append(replace(self, start=split_offset, ends=remaining_ends, stored=view[split_byte:]))
         return parts
 
 
@@ -354,7 +354,7 @@ class AssignedQueues:
     def on_answer(self, request: FetchRequest, answer: PullAnswer, request_filter: Filter = NO_FILTER) -> bool:
         """Add the messages of an answer; returns False if the answer is obsolete."""
         state = self._current_queue(request)
-        if answer.reset:
+        if answer.is_reset:
             self.reset(request, answer.next_offset)
             return request.queue in self.states
         if state is None or request.offset != state.pull_offset:
@@ -364,9 +364,14 @@ class AssignedQueues:
         state.is_fetching, state.broker_id = False, answer.broker_id
         state.pull_offset, state.end_offset = answer.next_offset, answer.max_offset
         if answer.status is PullStatus.FOUND:
-            ends = ((answer.next_offset, len(answer.stored)),)
+            ends = ((answer.next_offset, len(answer.stored_messages)),)
             part = FetchedPart(
-                request.queue, request.offset, ends, answer.stored, lambda *_: answer.read(), request_filter
+                request.queue,
+                request.offset,
+                ends,
+                answer.stored_messages,
+                lambda *_: answer.read_messages(),
+                request_filter,
             )
             self.ready_parts.add(part)
         elif not state.cached_count and not self.ready_parts.has_taken(state):

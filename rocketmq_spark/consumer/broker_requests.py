@@ -53,7 +53,7 @@ class BrokerRequestHandler:
         settings: ConsumerSettings,
         timer: Timer,
     ) -> None:
-        self._state = state
+        self._member_state = state
         self._rebalancing = rebalancing
         self._membership = membership
         self._consume_service = consume_service
@@ -72,8 +72,8 @@ class BrokerRequestHandler:
                 logger.info("the broker at %s requests an offset reset of %s", address, topic)
                 self._rebalancing.reset(offsets)
             case GetConsumedOffsets(topic):
-                with self._state.lock:
-                    offsets = self._state.offsets.all_offsets()
+                with self._member_state.lock:
+                    offsets = self._member_state.offsets.all_offsets()
                 return {queue: offset for queue, offset in offsets.items() if queue.topic == topic}
             case GetRunningInfo(wants_stacks):
                 return self._running_info(wants_stacks)
@@ -83,9 +83,11 @@ class BrokerRequestHandler:
 
     def _running_info(self, wants_stacks: bool) -> RunningInfo:
         membership = self._membership()
-        with self._state.lock:
-            queues = {queue: self._queue_info(process_queue) for queue, process_queue in self._state.queues.items()}
-            topics = self._state.figures.figures_of_topics(membership.subscriptions, self._timer.now_ms())
+        with self._member_state.lock:
+            queues = {
+                queue: self._queue_info(process_queue) for queue, process_queue in self._member_state.queues.items()
+            }
+            topics = self._member_state.figures.figures_of_topics(membership.subscriptions, self._timer.now_ms())
         return RunningInfo(
             membership,
             self._started_ms,
@@ -99,20 +101,20 @@ class BrokerRequestHandler:
     def _queue_info(self, process_queue: ProcessQueue) -> QueueInfo:
         first_offset, last_offset = process_queue.offsets or (None, None)
         return QueueInfo(
-            commit_offset=self._state.offsets.get(process_queue.queue),
+            commit_offset=self._member_state.offsets.get(process_queue.queue),
             cached_min_offset=first_offset,
             cached_max_offset=last_offset,
             cached_count=process_queue.count,
             cached_bytes=process_queue.bytes,
-            locked=process_queue.lock.granted_ms is not None and self._consume_service.is_ready(process_queue),
+            locked=process_queue.lock.requested_ms is not None and self._consume_service.is_ready(process_queue),
             dropped=process_queue.dropped,
-            last_lock_ms=self._wall_ms(process_queue.lock.granted_ms, self._timer.lease_ms()),
+            last_lock_ms=self._wall_ms(process_queue.lock.requested_ms, self._timer.lease_ms()),
             last_pull_ms=self._wall_ms(process_queue.last_pull_ms, self._timer.now_ms()),
             last_consume_ms=self._wall_ms(process_queue.last_consume_ms, self._timer.now_ms()),
         )
 
-    def _wall_ms(self, at_ms: int | None, now_ms: int) -> int | None:
-        return None if at_ms is None else self._timer.wall_ms() - now_ms + at_ms
+    def _wall_ms(self, timer_ms: int | None, now_ms: int) -> int | None:
+        return None if timer_ms is None else self._timer.wall_ms() - now_ms + timer_ms
 
     def _consume_directly(self, message: ReceivedMessage) -> DirectResult:
         if self.closed:

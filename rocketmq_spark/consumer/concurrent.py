@@ -41,11 +41,11 @@ from rocketmq_spark.model import MessageQueue, ReceivedMessage
 
 logger = logging.getLogger(__name__)
 
-_IDLE_CHECK_INTERVAL_S = 0.01
-_CLOSED_CHECK_INTERVAL_S = 1.0
+_IDLE_CHECK_INTERVAL_S = 0.01  # how often ``wait_for_calls`` checks whether calls still run
+_CLOSED_CHECK_INTERVAL_S = 1.0  # how often a waiting direct call checks whether this service was closed
 # A run sends back late messages call by call, and stops when it has sent back at least this many messages.
 MAX_LATE_MESSAGES_PER_RUN = 16
-DELAY_LEVEL = 3
+LATE_MESSAGE_DELAY_LEVEL = 3  # the delay level with which late messages are sent back
 
 
 class ConcurrentCall(ListenerCall):
@@ -78,14 +78,14 @@ class ConcurrentCall(ListenerCall):
 class _DirectCall(ListenerCall):
     """A call that a broker requested (request 309)."""
 
-    __slots__ = ("outcome",)
+    __slots__ = ("outcome_queue",)
 
     def __init__(self, messages: Sequence[ReceivedMessage], context: Context) -> None:
         super().__init__(messages, context)
-        self.outcome: SimpleQueue[object] = SimpleQueue()
+        self.outcome_queue: SimpleQueue[object] = SimpleQueue()
 
     def __call__(self, outcome: object) -> None:
-        self.outcome.put(outcome)
+        self.outcome_queue.put(outcome)
 
 
 def late_messages(
@@ -100,7 +100,7 @@ def late_messages(
     return next(filter(len, (queue.late_messages(call.messages) for call in late_calls)), ())
 
 
-RETRY_DELAY_S = 5.0
+RETRY_DELAY_S = 5.0  # the pause before the listener gets messages again that no broker accepted
 
 
 class ConcurrentConsumeService:
@@ -123,7 +123,7 @@ class ConcurrentConsumeService:
         self._listener = listener
         self._batch_size = settings.consume_batch_max_size
         self._timeout_ms = round(1000 * settings.consume_timeout_s)
-        self._state = state
+        self._member_state = state
         self._workers = workers
         self._timer = timer
         self._send_back = send_back
@@ -194,7 +194,7 @@ class ConcurrentConsumeService:
         submission = capture(self._listener.submit, lambda: None if self._closed else call, 1, True)
         while not isinstance(submission, Failure):
             try:
-                return call.outcome.get(timeout=_CLOSED_CHECK_INTERVAL_S)
+                return call.outcome_queue.get(timeout=_CLOSED_CHECK_INTERVAL_S)
             except Empty:
                 if self._closed:  # a cancelled call has no outcome
                     return Failure(ClosedError("the consumer is closed"))
@@ -218,7 +218,7 @@ class ConcurrentConsumeService:
         Each queue has a separate thread, because a slow broker may take minutes for the rows of a call. A slow broker must not
         delay the calling thread, which also stores offsets, or the late messages of other queues.
         """
-        for queue in self._state.owned_queues():
+        for queue in self._member_state.owned_queues():
             if self._late_return_threads.has_work(queue.queue) or not self._late_messages(queue):
                 continue
             try:
@@ -228,7 +228,7 @@ class ConcurrentConsumeService:
                 return
 
     def _late_messages(self, queue: ProcessQueue) -> Sequence[ReceivedMessage]:
-        with self._state.lock:
+        with self._member_state.lock:
             return late_messages(queue, list(self._calls.values()), self._timer.now_ms(), self._timeout_ms)
 
     def _send_late_messages_of_queue_back(self, queue: ProcessQueue) -> None:
@@ -260,14 +260,16 @@ class ConcurrentConsumeService:
 
         def is_over() -> bool:
             """Whether the call has succeeded meanwhile, or the queue was dropped."""
-            with self._state.lock:
+            with self._member_state.lock:
                 return queue.dropped or not queue.late_messages(late_batch)
 
         unsent_messages = send_all_back(
-            late_batch, lambda message: self._send_one_back(queue.with_original_body(message), DELAY_LEVEL), is_over
+            late_batch,
+            lambda message: self._send_one_back(queue.with_original_body(message), LATE_MESSAGE_DELAY_LEVEL),
+            is_over,
         )
         if late_batch:
-            with self._state.lock:
+            with self._member_state.lock:
                 queue.finish_late_messages(late_batch, unsent_messages)
         return late_batch, unsent_messages
 
@@ -290,7 +292,7 @@ class ConcurrentConsumeService:
             logger.warning("messages of %s failed: %s", queue.queue, verdict.problem, exc_info=error)
         failed_messages = [] if queue.dropped else messages[verdict.done_count :]
         unsent_messages = (
-            self._send_failed_messages_back(call, failed_messages, verdict.level) if failed_messages else []
+            self._send_failed_messages_back(call, failed_messages, verdict.delay_level) if failed_messages else []
         )
         unsent_offsets = {message.queue_offset for message in unsent_messages}
         finished_messages = (
@@ -316,7 +318,7 @@ class ConcurrentConsumeService:
         """
         while self._ended_calls and self._result_lock.acquire(blocking=False):
             try:
-                with self._state.lock:
+                with self._member_state.lock:
                     while self._ended_calls:
                         self._record_locked(self._ended_calls.popleft())
             finally:
@@ -324,7 +326,7 @@ class ConcurrentConsumeService:
 
     def _record_locked(self, call: ConcurrentCall) -> None:
         """Record a result; the caller holds the lock. Results of a dropped queue are ignored."""
-        queue, done_count, state = call.queue, call.done_count, self._state
+        queue, done_count, state = call.queue, call.done_count, self._member_state
         if queue.dropped:
             self._calls.pop(id(call), None)
             return
@@ -334,7 +336,7 @@ class ConcurrentConsumeService:
             state.counts["failed"] += failed_count
         count_before = queue.count
         state.record_finished_locked(queue, queue.remove(call.finished_messages))
-        if count_before > state.resume_count >= queue.count:
+        if count_before > state.resume_threshold >= queue.count:
             state.room_available.notify_all()
         queue.last_consume_ms = call.ended_ms
         state.figures.record_call(
@@ -344,13 +346,13 @@ class ConcurrentConsumeService:
 
     def _retry_later(self, call: ConcurrentCall, unsent_messages: Sequence[ReceivedMessage]) -> None:
         """Call the listener again with messages that could not be sent back."""
-        with self._state.lock:
+        with self._member_state.lock:
             messages_to_retry = call.queue.requeue(call.messages, unsent_messages)
             self._calls.pop(id(call), None)
         self._timer.call_later(RETRY_DELAY_S, partial(self.submit, call.queue, messages_to_retry))
 
     def _send_failed_messages_back(
-        self, call: ConcurrentCall, failed_messages: Sequence[ReceivedMessage], level: int
+        self, call: ConcurrentCall, failed_messages: Sequence[ReceivedMessage], delay_level: int
     ) -> list[ReceivedMessage]:
         """Send messages of a call back. Returns the messages that no broker accepted."""
         if self._send_back is None:
@@ -359,21 +361,21 @@ class ConcurrentConsumeService:
             return []
         queue = call.queue
         is_late = self._timer.now_ms() - call.started_ms > self._timeout_ms
-        with (self._return_locks.get(queue) if is_late else None) or nullcontext(), self._state.lock:
+        with (self._return_locks.get(queue) if is_late else None) or nullcontext(), self._member_state.lock:
             cached_messages = queue.messages_still_cached(call.messages, failed_messages)
         return send_all_back(
             cached_messages,
-            lambda message: self._send_one_back(queue.with_original_body(message), level),
+            lambda message: self._send_one_back(queue.with_original_body(message), delay_level),
             lambda: queue.dropped,
         )
 
-    def _send_one_back(self, message: ReceivedMessage, level: int) -> bool:
+    def _send_one_back(self, message: ReceivedMessage, delay_level: int) -> bool:
         """Send a message back, and return whether a broker accepted the message. In a broadcasting group, return True, because
         the group drops failed messages.
         """
         if self._send_back is None:
             return True
-        send_outcome = capture(self._send_back, message, level)
+        send_outcome = capture(self._send_back, message, delay_level)
         if isinstance(send_outcome, Failure):
             send_outcome.log(logger, "message %s could not be returned to the broker", message.msg_id)
             return False

@@ -132,25 +132,25 @@ class ConsumeModes:
         self._port = port
         self._group = group
         self._subscriptions = subscriptions
-        self._pop_topics: set[tuple[str, str]] = set()
+        self._pop_topics_and_brokers: set[tuple[str, str]] = set()
 
     def check(self, deadline: Deadline) -> None:
         topics = [topic for topic in self._subscriptions.filters() if not topic.startswith(RETRY_PREFIX)]
         modes = self._port.consume_modes(self._group, topics, deadline)
-        pop_topics = {topic_and_broker for topic_and_broker, mode in modes.items() if mode == POP}
-        for topic in sorted({topic for topic, _ in pop_topics - self._pop_topics}):
+        pop_topics_and_brokers = {topic_and_broker for topic_and_broker, mode in modes.items() if mode == POP}
+        for topic in sorted({topic for topic, _ in pop_topics_and_brokers - self._pop_topics_and_brokers}):
             logger.warning(
                 "group %s: the consume mode of topic %s is POP at %s, but this member pulls. Other members may pop, such as Java "
                 "consumers with clientRebalance=false: then messages are delivered twice. %s",
                 self._group,
                 topic,
-                ", ".join(sorted(broker for name, broker in pop_topics if name == topic)),
+                ", ".join(sorted(broker for name, broker in pop_topics_and_brokers if name == topic)),
                 POP_REMEDY,
             )
-        self._pop_topics = (self._pop_topics - modes.keys()) | pop_topics
+        self._pop_topics_and_brokers = (self._pop_topics_and_brokers - modes.keys()) | pop_topics_and_brokers
 
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = 3.0  # the timeout of a heartbeat
 MIN_HEARTBEAT_GAP_S = 3.0  # the shortest interval of heartbeats after rejected pulls
 HEARTBEAT_RETRY_INTERVAL_S = 1.0  # the interval of heartbeats while a broker has no connection
 HEARTBEAT_RETRY_PERIOD_S = 60.0  # after this time, only the regular heartbeats are sent

@@ -47,7 +47,7 @@ def check_listener(listener: object, arrow: bool, coroutines: bool = False) -> N
     signature = "batch, context" if arrow else "messages, context"
     if isinstance(listener, type):
         raise argument_error("listener", listener, f"a function that takes ({signature})")
-    check_function("listener", listener, signature, coroutines=coroutines)
+    check_function("listener", listener, signature, allows_coroutines=coroutines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ class Verdict(NamedTuple):
     """
 
     done_count: int
-    level: int = 0
+    delay_level: int = 0
     problem: str | None = None
 
 

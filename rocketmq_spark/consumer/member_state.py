@@ -99,7 +99,8 @@ class MemberState:
     def __init__(self, thresholds: Thresholds) -> None:
         self.lock = threading.Lock()
         self.room_available = threading.Condition(self.lock)  # notified when a queue has room for messages again
-        self.resume_count = -1  # ``room_available`` is notified when the message count of a queue falls to this number
+        # ``room_available`` is notified when the message count of a queue falls to this number.
+        self.resume_threshold = -1
         self.queues: dict[MessageQueue, ProcessQueue] = {}  # includes dropped queues, until they are released
         self.offsets = OffsetTable()
         # By topic: the limits of each queue, if the limits of the topic are divided among its queues.
@@ -119,12 +120,12 @@ class MemberState:
         if offset is not None and not queue.dropped:
             self.offsets.raise_to(queue.queue, offset)
 
-    def record_end_offset(self, queue: ProcessQueue, end_offset: int | None, now_ms: int) -> None:
-        """Record ``end_offset`` of an owned queue. The offset was requested at ``now_ms``, and is None if the request failed.
-        If a pull returned an end offset after ``now_ms``, do nothing.
+    def record_end_offset(self, queue: ProcessQueue, end_offset: int | None, requested_ms: int) -> None:
+        """Record ``end_offset`` of an owned queue. The offset was requested at ``requested_ms``, and is None if the request
+        failed. If a pull returned an end offset after ``requested_ms``, do nothing.
         """
         with self.lock:
-            if self.queues.get(queue.queue) is not queue or queue.end_updated_ms > now_ms:
+            if self.queues.get(queue.queue) is not queue or queue.end_updated_ms > requested_ms:
                 return
             if end_offset is None:
                 self.end_offsets.pop(queue.queue, None)

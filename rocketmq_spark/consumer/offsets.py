@@ -108,6 +108,7 @@ class LocalOffsets:
         self._depth = depth
         self._backup = path.with_name(f"{path.name}.bak")
         self._lock_path = path.with_name(f"{path.name}.lock")
+        # The descriptor and the identity of the lock file; None while this object has not locked the file.
         self._lock: tuple[int, tuple[int, int, int]] | None = None
 
     def __str__(self) -> str:
@@ -181,8 +182,8 @@ class LocalOffsets:
             other_file.unlock()
         if _modified_at(self._path) > -math.inf:
             return
-        newest_file = max(files_of_cluster, key=lambda other_file: other_file._modified_at, default=None)
-        if newest_file is None or newest_file._modified_at <= self._modified_at:
+        newest_file = max(files_of_cluster, key=lambda other_file: other_file._modification_times, default=None)
+        if newest_file is None or newest_file._modification_times <= self._modification_times:
             return
         newest_file.lock()
         try:
@@ -226,10 +227,10 @@ class LocalOffsets:
         """Log once if other users may read, write or replace the file."""
         with contextlib.suppress(OSError):  # ``store`` raises the error
             folders.warn_if_replaceable(self._path.parent, "the folder of 'localOffsetsDir'")
-            folders.warn_if_open(self._path.parent, "offsets")
+            folders.warn_if_others_have_rights(self._path.parent, "offsets")
 
     @property
-    def _modified_at(self) -> tuple[float, float]:
+    def _modification_times(self) -> tuple[float, float]:
         """The times when the file and its backup were written. They are compared to find the newer one of two files. A backup
         without its file counts as older than any file, because an interrupted move leaves only the backup behind.
         """
@@ -386,12 +387,12 @@ class CommitFailureLog:
         """Log what changed with a commit of ``queues`` that had these ``errors``."""
         # If a broker has several errors, only the first error counts. The order is reversed, so that the first error is
         # assigned last, and replaces the other errors.
-        first_errors = {queue.broker_name: error for queue, error in reversed([*errors.items()])}
-        for broker, error in first_errors.items():
+        first_error_by_broker = {queue.broker_name: error for queue, error in reversed([*errors.items()])}
+        for broker, error in first_error_by_broker.items():
             text = "group %s: offsets cannot be stored on broker %s, they are sent again: %s"
             logger.log(self._log_throttle.level(broker, error), text, self._group, broker, error)
-        for broker in sorted({queue.broker_name for queue in queues} - first_errors.keys()):
-            if self._log_throttle.resolved(broker):
+        for broker in sorted({queue.broker_name for queue in queues} - first_error_by_broker.keys()):
+            if self._log_throttle.mark_resolved(broker):
                 logger.warning("group %s: broker %s can store offsets again", self._group, broker)
 
 
@@ -429,7 +430,7 @@ class BrokerOffsets:
     ) -> None:
         self._port = port
         self._group = group
-        self._state = state
+        self._member_state = state
         self._is_ready = is_ready
         self._failure_log = CommitFailureLog(group)
         self._queues_in_flight: set[MessageQueue] = set()  # queues with a commit in flight
@@ -451,11 +452,11 @@ class BrokerOffsets:
         Queues with a commit in flight are committed after the other queues. Queues that still have a commit in flight at
         ``deadline`` are left out.
         """
-        with self._state.lock:
+        with self._member_state.lock:
             remaining_queues = (
                 set(queues)
                 if queues is not None
-                else self._state.offsets.changed_offsets().keys() - self._queues_in_flight
+                else self._member_state.offsets.changed_offsets().keys() - self._queues_in_flight
             )
         has_offsets = True
         while has_offsets:
@@ -467,14 +468,14 @@ class BrokerOffsets:
                     self._failure_log.log_changes(offsets, errors)
                     committed_offsets = {queue: offset for queue, offset in offsets.items() if queue not in errors}
             finally:
-                with self._state.lock:
-                    self._state.offsets.mark_committed(committed_offsets)
+                with self._member_state.lock:
+                    self._member_state.offsets.mark_committed(committed_offsets)
                     self._queues_in_flight -= offsets.keys()
                     self._commit_ended.notify_all()
             remaining_queues -= offsets.keys()
 
     def _may_store(self, queue: MessageQueue) -> bool:
-        process_queue = self._state.queues.get(queue)
+        process_queue = self._member_state.queues.get(queue)
         return process_queue is None or self._is_ready(process_queue)
 
     def _start_commit(
@@ -484,9 +485,9 @@ class BrokerOffsets:
         queue has an offset to commit. Adds the offsets to ``started_offsets`` before the commits of the queues count as in
         flight, so that the caller can free the queues after Ctrl-C.
         """
-        with self._state.lock:
+        with self._member_state.lock:
             while True:
-                changed_offsets = self._state.offsets.changed_offsets()
+                changed_offsets = self._member_state.offsets.changed_offsets()
                 offsets = {
                     queue: changed_offsets[queue]
                     for queue in queues
@@ -515,7 +516,7 @@ class FileOffsets:
     ) -> None:
         self._file = file
         self._legacy_file = file.legacy_file()
-        self._state = state
+        self._member_state = state
         self._end_offset_of = end_offset_of
         self._is_failing = False
         self._write_lock = threading.Lock()
@@ -531,7 +532,7 @@ class FileOffsets:
         # The offsets of ``adopted_queues`` are in both files, because a process crashed between the two writes of
         # ``_adopt_offset``. If the offsets stayed in the earlier file, another cluster would adopt them, too.
         if adopted_queues := {queue for queue, offset in legacy_offsets.items() if stored_offsets.get(queue) == offset}:
-            self._remove_adopted(adopted_queues)
+            self._remove_adopted_offsets(adopted_queues)
         if other_files := self._file.other_files():
             text = (
                 "this broadcasting consumer starts without offsets, because %s does not exist. Its group has offsets for other "
@@ -578,7 +579,7 @@ class FileOffsets:
         finally:
             self._legacy_file.unlock()
 
-    def _remove_adopted(self, queues: Set[MessageQueue]) -> None:
+    def _remove_adopted_offsets(self, queues: Set[MessageQueue]) -> None:
         try:
             self._legacy_file.lock()
         except OptionError:  # a member of an earlier release uses the file, and may have changed the offsets
@@ -601,8 +602,11 @@ class FileOffsets:
             self._persist()
 
     def _persist(self) -> None:
-        with self._state.lock:
-            changed_offsets, offsets = self._state.offsets.changed_offsets(), self._state.offsets.all_offsets()
+        with self._member_state.lock:
+            changed_offsets, offsets = (
+                self._member_state.offsets.changed_offsets(),
+                self._member_state.offsets.all_offsets(),
+            )
         if not changed_offsets:
             return
         try:
@@ -615,8 +619,8 @@ class FileOffsets:
         if self._is_failing:
             self._is_failing = False
             logger.warning("offsets can be stored again")
-        with self._state.lock:
-            self._state.offsets.mark_committed(offsets)
+        with self._member_state.lock:
+            self._member_state.offsets.mark_committed(offsets)
 
 
 MAX_OFFSET = 2**63 - 1
@@ -653,13 +657,14 @@ class OffsetRequests:
             name = self._settings.environment.name
             raise OptionError(f"queue {queue} does not belong to environment {name!r}; expected one of {list(queues)}")
         requests = StartOffsetRequests(
-            committed=lambda: self._member.committed(self._settings.group, queue, self.request_deadline()),
+            committed_offset=lambda: self._member.committed(self._settings.group, queue, self.request_deadline()),
             max_offset=lambda: self.bounds(queue).max_offset,
             offset_at_time=lambda epoch_ms: self.offset_at_time(queue, epoch_ms),
         )
         return start_offset(queue, self._settings.consume_from, requests)
 
     def bounds(self, queue: MessageQueue, for_group: bool = False) -> QueueBounds:
+        """Return the bounds of a queue; with ``for_group``, those that the group can pull (see ``GroupMember.bounds``)."""
         return self._member.bounds(queue, self.request_deadline(), self._settings.group if for_group else None)
 
     def offset_at_time(self, queue: MessageQueue, epoch_ms: int) -> int:

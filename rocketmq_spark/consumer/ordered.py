@@ -32,7 +32,8 @@ from rocketmq_spark.model import MessageQueue, ReceivedMessage
 
 logger = logging.getLogger(__name__)
 
-LOCK_REQUEST_DELAY_S, RESUME_DELAY_S, LOCK_REFUSED_S = 0.1, 0.01, 3.0
+# The pause before a lock is requested, before a task continues, and before a refused lock is requested again.
+LOCK_REQUEST_DELAY_S, RESUME_DELAY_S, LOCK_RETRY_DELAY_S = 0.1, 0.01, 3.0
 FAILED_ACTIONS = (OrderedAction.RETRY, OrderedAction.ROLLBACK)
 MAX_TASK_MS = 60_000  # after this time, a task gives its thread to other queues before it continues
 
@@ -49,10 +50,10 @@ class _CallResult(NamedTuple):
 
     has_failed: bool
     verdict: OrderedVerdict
-    undelivered_messages: Sequence[ReceivedMessage]  # the messages of the call that are not dead letters
+    retryable_messages: Sequence[ReceivedMessage]  # the messages of the call that are not dead letters
     dead_letters: Sequence[ReceivedMessage] = ()
-    # Whether ``undelivered_messages`` had their last attempt, but no broker accepted them as dead letters.
-    dlq_failed: bool = False
+    # Whether ``retryable_messages`` had their last attempt, but no broker accepted them as dead letters.
+    has_dlq_failed: bool = False
 
 
 class OrderedConsumeService:
@@ -79,7 +80,7 @@ class OrderedConsumeService:
         self._listener = listener
         self._settings = settings
         self._suspend_ms = round(1000 * settings.suspend_time_s)
-        self._state = state
+        self._member_state = state
         self._workers = workers
         self._timer = timer
         self._send_back = send_back
@@ -91,7 +92,7 @@ class OrderedConsumeService:
         self._queues_waiting_for_lock: list[ProcessQueue] = []  # queues whose tasks wait for the broker's lock
         # Queues whose lock is requested next, because their tasks or their pulls wait for it.
         self._queues_to_lock: set[ProcessQueue] = set()
-        # Queues whose last request was refused less than ``LOCK_REFUSED_S`` ago.
+        # Queues whose last request was refused less than ``LOCK_RETRY_DELAY_S`` ago.
         self._refused_queues: set[ProcessQueue] = set()
         self.on_queue_free: Callable[[], None] = lambda: None
         self._scheduled_queues: set[ProcessQueue] = set()  # queues with a task that waits or runs
@@ -108,7 +109,7 @@ class OrderedConsumeService:
 
     def request_lock_soon(self, queue: ProcessQueue) -> None:
         """Request the lock of a queue for which ``is_ready`` is False, also while the listener has messages of the queue."""
-        with self._state.lock:
+        with self._member_state.lock:
             if queue in self._queues_to_lock or queue in self._refused_queues:
                 return
             self._queues_to_lock.add(queue)
@@ -117,7 +118,7 @@ class OrderedConsumeService:
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         """Schedule the task of ``queue``, which consumes the queue until no message is left."""
-        with self._state.lock:
+        with self._member_state.lock:
             if queue in self._scheduled_queues:
                 return
             self._scheduled_queues.add(queue)
@@ -125,12 +126,12 @@ class OrderedConsumeService:
 
     def close(self) -> None:
         """Start no more calls of the listener."""
-        with self._state.lock:
+        with self._member_state.lock:
             self._closed = True
 
     def unfinished_messages(self) -> list[ReceivedMessage]:
         """Return the messages that listeners have now."""
-        with self._state.lock:
+        with self._member_state.lock:
             return [message for call in self._calls.values() for message in call.messages]
 
     @property
@@ -140,7 +141,7 @@ class OrderedConsumeService:
 
     def has_call(self, queue: ProcessQueue) -> bool:
         """Whether a listener has messages of the queue."""
-        with self._state.lock:
+        with self._member_state.lock:
             call = self._calls.get(queue.queue)
             return call is not None and call.queue is queue
 
@@ -163,7 +164,7 @@ class OrderedConsumeService:
         started_ms = self._timer.now_ms()
         while True:
             if not self.is_ready(queue) and not queue.dropped:
-                with self._state.lock:
+                with self._member_state.lock:
                     self._queues_waiting_for_lock.append(queue)
                     self._queues_to_lock.add(queue)
                 # The timer is called last, because ``_request_locks_now`` may run at once. It resumes only queues that are in
@@ -183,7 +184,7 @@ class OrderedConsumeService:
 
     def _request_locks_now(self) -> None:
         """Request the locks of all waiting queues, with one request per broker."""
-        with self._state.lock:
+        with self._member_state.lock:
             waiting_queues, self._queues_waiting_for_lock = self._queues_waiting_for_lock, []
             queues_to_lock, self._queues_to_lock = self._queues_to_lock, set()
         granted_queues: Collection[MessageQueue] | Failure = ()
@@ -196,16 +197,16 @@ class OrderedConsumeService:
             granted_queues = ()
         refused_queues = {queue for queue in owned_queues if queue.queue not in granted_queues}
         self._refused_queues |= refused_queues
-        self._timer.call_later(LOCK_REFUSED_S, partial(self._refused_queues.difference_update, refused_queues))
+        self._timer.call_later(LOCK_RETRY_DELAY_S, partial(self._refused_queues.difference_update, refused_queues))
         for queue in waiting_queues:
-            self._schedule(queue, RESUME_DELAY_S if queue.queue in granted_queues else LOCK_REFUSED_S)
+            self._schedule(queue, RESUME_DELAY_S if queue.queue in granted_queues else LOCK_RETRY_DELAY_S)
 
     def _start_call(self, queue: ProcessQueue) -> _Call | None:
         """Start a call with the next batch. Returns None if there is no batch, or if another call of the queue still runs.
 
         If this method returns None, the task ends. If another call of the queue runs, that call starts a new task when it ends.
         """
-        with self._state.lock:
+        with self._member_state.lock:
             if self._closed or queue.dropped:
                 self._scheduled_queues.discard(queue)
                 return None
@@ -232,13 +233,13 @@ class OrderedConsumeService:
             result.log(logger, "could not handle the result of a call with messages of %s, retrying them", queue.queue)
             retry_verdict = OrderedVerdict(OrderedAction.RETRY, max(MIN_SUSPEND_MS, self._suspend_ms))
             result = _CallResult(True, retry_verdict, call.messages)
-        with self._state.lock:
+        with self._member_state.lock:
             del self._calls[queue.queue]
             successor = self._successors.pop(queue.queue, None)
             queue.last_consume_ms = now_ms = self._timer.now_ms()
             done_count = 0 if result.has_failed else len(call.messages)
-            self._state.counts["failed" if result.has_failed else "consumed"] += len(call.messages)
-            self._state.figures.record_call(
+            self._member_state.counts["failed" if result.has_failed else "consumed"] += len(call.messages)
+            self._member_state.figures.record_call(
                 queue.queue.topic, done_count, len(call.messages) - done_count, duration_ms, now_ms
             )
             pause_s = self._apply_locked(queue, result)
@@ -258,7 +259,7 @@ class OrderedConsumeService:
         """
         if queue.dropped or queue.waiting_count:
             return None
-        return pause_reason(queue, self._state.thresholds_of(queue.queue.topic))
+        return pause_reason(queue, self._member_state.thresholds_of(queue.queue.topic))
 
     def _result_of(self, call: _Call, outcome: object, context: OrderedContext) -> _CallResult:
         """Return the result of a call. Messages that had their last attempt become dead letters, as in Java."""
@@ -273,14 +274,14 @@ class OrderedConsumeService:
         if any(message.reconsume_times < max_reconsume_times for message in messages):  # some have attempts left
             return _CallResult(has_failed, verdict, messages)
         queue = call.queue
-        undelivered_messages = send_all_back(
+        unsent_messages = send_all_back(
             messages, lambda message: self._make_dead_letter(queue.with_original_body(message)), lambda: queue.dropped
         )
-        undelivered_offsets = {message.queue_offset for message in undelivered_messages}
-        dead_letters = [message for message in messages if message.queue_offset not in undelivered_offsets]
-        if not undelivered_messages:
+        unsent_offsets = {message.queue_offset for message in unsent_messages}
+        dead_letters = [message for message in messages if message.queue_offset not in unsent_offsets]
+        if not unsent_messages:
             verdict = OrderedVerdict(OrderedAction.COMMIT if context.auto_commit else OrderedAction.CONTINUE)
-        return _CallResult(has_failed, verdict, undelivered_messages, dead_letters, dlq_failed=True)
+        return _CallResult(has_failed, verdict, unsent_messages, dead_letters, has_dlq_failed=True)
 
     def _make_dead_letter(self, message: ReceivedMessage) -> bool:
         """Make a message a dead letter, and return whether a broker accepted the message. Broadcasting groups drop the message.
@@ -307,12 +308,12 @@ class OrderedConsumeService:
         if verdict.action is OrderedAction.COMMIT:
             offset = queue.commit()
             if offset is not None and not queue.released:
-                self._state.offsets.set(queue.queue, offset)
+                self._member_state.offsets.set(queue.queue, offset)
             return None
         if verdict.action is OrderedAction.CONTINUE:
             return None
         if verdict.action is OrderedAction.ROLLBACK:
             queue.rollback()
         else:
-            queue.put_back_for_retry(result.undelivered_messages, one_by_one=result.dlq_failed)
+            queue.put_back_for_retry(result.retryable_messages, one_by_one=result.has_dlq_failed)
         return verdict.pause_ms / 1000

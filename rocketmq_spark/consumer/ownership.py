@@ -33,7 +33,7 @@ from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = 3.0  # the timeout of requests
 # The timeout of lock renewals through a Proxy. A Proxy does not answer for a broker that is down. The timeout is short, because
 # listeners keep running until it ends.
 NO_NOTICES_TIMEOUT_S = 1.0
@@ -66,7 +66,7 @@ class Ownership:
     ) -> None:
         self._port = port
         self._settings = settings
-        self._state = state
+        self._member_state = state
         self._store = store
         self._start_pulls = start_pulls
         self._timer = timer
@@ -92,8 +92,10 @@ class Ownership:
         """Release ``queues``, and return the released queues. If a listener has messages of a queue, the queue is released
         later.
         """
-        with self._state.lock:
-            process_queues = [self._state.queues[queue] for queue in queues if queue in self._state.queues]
+        with self._member_state.lock:
+            process_queues = [
+                self._member_state.queues[queue] for queue in queues if queue in self._member_state.queues
+            ]
             for process_queue in process_queues:
                 process_queue.drop(self._lease_ms())
         idle_queues = [process_queue.queue for process_queue in process_queues if not self._is_in_use(process_queue)]
@@ -104,8 +106,8 @@ class Ownership:
         """Start ``queues``; returns the started queues. The next rebalance tries the other queues again, such as queues that
         another member has locked.
         """
-        with self._state.lock:
-            queues_to_start = [queue for queue in queues if queue not in self._state.queues]
+        with self._member_state.lock:
+            queues_to_start = [queue for queue in queues if queue not in self._member_state.queues]
             # The lease of a lock is counted from the request, because reading the offsets after the request may take long.
             requested_ms = self._lease_ms()
             self._begin_handover_locked(queues_to_start, requested_ms)
@@ -121,14 +123,14 @@ class Ownership:
             if queue.broker_name not in unavailable_brokers
             and self._start_queue(queue, requested_ms, lock_connections.get(queue), unavailable_brokers)
         ]
-        with self._state.lock:
-            uncommitted_queues = self._state.offsets.changed_offsets().keys() & set(started_queues)
+        with self._member_state.lock:
+            uncommitted_queues = self._member_state.offsets.changed_offsets().keys() & set(started_queues)
         # The start offsets are committed, because otherwise, after a crash, the next owner might start at a later offset and
         # lose messages.
         if uncommitted_queues:
             self._store.persist(Deadline.after(TIMEOUT_S), uncommitted_queues)
-        with self._state.lock:
-            queues_not_started = set(queues_to_start) - self._state.queues.keys() - set(started_queues)
+        with self._member_state.lock:
+            queues_not_started = set(queues_to_start) - self._member_state.queues.keys() - set(started_queues)
         if self._needs_locks and queues_not_started:  # without ``unlock``, the next owner waits until the locks expire
             self._port.unlock(self._settings.group, queues_not_started, Deadline.after(TIMEOUT_S))
         return started_queues
@@ -137,8 +139,8 @@ class Ownership:
         """Forget pending resets of queues of the topic that are not assigned to this member. The owners of the queues apply the
         resets.
         """
-        with self._state.lock:
-            unassigned_queues = self._queues_in_reset - set(assigned_queues) - self._state.queues.keys()
+        with self._member_state.lock:
+            unassigned_queues = self._queues_in_reset - set(assigned_queues) - self._member_state.queues.keys()
             for queue in [queue for queue in unassigned_queues if queue.topic == topic]:
                 self._queues_in_reset.discard(queue)
                 self._pending_resets.pop(queue, None)
@@ -147,7 +149,7 @@ class Ownership:
         """Commit ``offset`` in place of an offset that does not exist, and release the queue. A rebalance starts the queue
         again.
         """
-        with self._state.lock:
+        with self._member_state.lock:
             if queue.dropped:
                 return
         self._replace_offsets({queue.queue: offset})
@@ -174,9 +176,11 @@ class Ownership:
     def _replace_offsets(self, offsets: Mapping[MessageQueue, int]) -> tuple[set[MessageQueue], set[MessageQueue]]:
         """Replace the offsets of owned queues, and of queues in handover; returns both sets."""
         now_ms = self._lease_ms()
-        with self._state.lock:
+        with self._member_state.lock:
             self._reset_count += 1
-            process_queues = [self._state.queues[queue] for queue in offsets if queue in self._state.queues]
+            process_queues = [
+                self._member_state.queues[queue] for queue in offsets if queue in self._member_state.queues
+            ]
             owned_queues = {process_queue.queue for process_queue in process_queues}
             handover_queues = {
                 queue
@@ -187,7 +191,7 @@ class Ownership:
                 process_queue.drop(now_ms)
                 process_queue.clear()
             for queue in (*owned_queues, *handover_queues):
-                self._state.offsets.force(queue, offsets[queue])
+                self._member_state.offsets.force(queue, offsets[queue])
                 self._pending_resets[queue] = offsets[queue]
             self._queues_in_reset |= owned_queues
         queues_in_use = [process_queue.queue for process_queue in process_queues if self._is_in_use(process_queue)]
@@ -195,13 +199,13 @@ class Ownership:
         # commits the offsets of the owned queues that no listener uses.
         self._store.persist(Deadline.after(TIMEOUT_S), [*queues_in_use, *handover_queues])
         self.drop(owned_queues)
-        with self._state.lock:
-            self._forget_locked([queue for queue in handover_queues if queue not in self._state.queues])
+        with self._member_state.lock:
+            self._forget_locked([queue for queue in handover_queues if queue not in self._member_state.queues])
         return owned_queues, handover_queues
 
     def renew_locks(self) -> None:
         """Renew the locks of all queues. A queue without a lock is not consumed until it is locked again."""
-        queues = [process_queue.queue for process_queue in self._state.owned_queues()]
+        queues = [process_queue.queue for process_queue in self._member_state.owned_queues()]
         if queues and self._needs_locks:
             self._request_locks(queues, TIMEOUT_S if self._port.receives_notices else NO_NOTICES_TIMEOUT_S)
 
@@ -213,10 +217,10 @@ class Ownership:
         """Release all queues, even if listeners have messages: commit offsets and release locks. After this call, no queue is
         added.
         """
-        with self._state.lock:
+        with self._member_state.lock:
             self._has_left = True
-            queues = list(self._state.queues)
-            for process_queue in self._state.queues.values():
+            queues = list(self._member_state.queues)
+            for process_queue in self._member_state.queues.values():
                 process_queue.drop(self._lease_ms())
         self._release(queues, deadline)
 
@@ -232,16 +236,16 @@ class Ownership:
         """
         if self.ordered_service is None or not self.ordered_service.has_call(queue):
             return False
-        waiting_since_ms = queue.dropped_ms if self.ordered_service.is_ready(queue) else queue.lock.granted_ms or 0
+        waiting_since_ms = queue.dropped_ms if self.ordered_service.is_ready(queue) else queue.lock.requested_ms or 0
         return self._lease_ms() <= waiting_since_ms + FORCED_UNLOCK_DELAY_MS
 
     def _release(self, queues: Sequence[MessageQueue], deadline: Deadline | None = None) -> None:
         if not queues:
             return
         deadline = deadline or Deadline.after(TIMEOUT_S)
-        with self._state.lock:
+        with self._member_state.lock:
             for queue in queues:
-                if (process_queue := self._state.queues.get(queue)) is not None:
+                if (process_queue := self._member_state.queues.get(queue)) is not None:
                     # From now on, no call changes the offset, because the change might overwrite an offset of the next owner.
                     process_queue.released = True
         while True:
@@ -251,12 +255,12 @@ class Ownership:
             self._store.persist(deadline, queues)
             if self._needs_locks:
                 self._port.unlock(self._settings.group, queues, deadline)
-            with self._state.lock:
+            with self._member_state.lock:
                 if self._reset_count != reset_count:
                     continue
                 for queue in queues:
-                    self._state.queues.pop(queue, None)
-                    self._state.end_offsets.pop(queue, None)
+                    self._member_state.queues.pop(queue, None)
+                    self._member_state.end_offsets.pop(queue, None)
                     self._handover_until_ms[queue] = self._lease_ms() + HANDOVER_MS
                 self._forget_locked(queues)
                 return
@@ -265,14 +269,14 @@ class Ownership:
         """Forget queues, but keep the offset of a reset, or a later offset, until a broker has stored the offset. The caller
         holds the lock.
         """
-        never_committed_offsets = self._state.offsets.never_committed_offsets()
+        never_committed_offsets = self._member_state.offsets.never_committed_offsets()
         for queue in queues:
             if queue in never_committed_offsets and queue in self._pending_resets:
                 self._pending_resets[queue] = never_committed_offsets[queue]
                 self._queues_in_reset.discard(queue)
             elif queue not in self._queues_in_reset:
                 self._pending_resets.pop(queue, None)
-            self._state.offsets.forget(queue)
+            self._member_state.offsets.forget(queue)
 
     def _begin_handover_locked(self, queues: Iterable[MessageQueue], now_ms: int) -> None:
         """Begin the handover of queues that are started now; the caller holds the lock.
@@ -292,10 +296,10 @@ class Ownership:
             self._handover_until_ms[queue] = now_ms + HANDOVER_MS
 
     def _start_queue(
-        self, queue: MessageQueue, locked_ms: int, connection: object, unavailable_brokers: set[str]
+        self, queue: MessageQueue, requested_ms: int, connection: object, unavailable_brokers: set[str]
     ) -> bool:
-        with self._state.lock:
-            self._state.offsets.forget(queue)
+        with self._member_state.lock:
+            self._member_state.offsets.forget(queue)
             reset_count = self._reset_count
         try:
             offset, is_stored = self._read_start_offset(queue)
@@ -305,22 +309,22 @@ class Ownership:
             if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern a single queue
                 unavailable_brokers.add(queue.broker_name)
             return False
-        self._log_throttle.resolved((queue.topic, queue.broker_name))
+        self._log_throttle.mark_resolved((queue.topic, queue.broker_name))
         process_queue = self.make_queue(queue, self._timer.now_ms())
         if self._needs_locks:
-            process_queue.lock.grant(locked_ms, connection)
-        with self._state.lock:
+            process_queue.lock.grant(requested_ms, connection)
+        with self._member_state.lock:
             # This start is given up if another thread started the queue first, or if a reset came after the offset was read.
-            if self._has_left or queue in self._state.queues or self._reset_count != reset_count:
+            if self._has_left or queue in self._member_state.queues or self._reset_count != reset_count:
                 return False
             if queue in self._pending_resets:  # the stored offset is older than the reset
                 offset, is_stored = self._pending_resets[queue], False
             self._handover_until_ms.pop(queue, None)
             self._queues_in_reset.discard(queue)
-            self._state.queues[queue] = process_queue
-            self._state.offsets.force(queue, offset)
+            self._member_state.queues[queue] = process_queue
+            self._member_state.offsets.force(queue, offset)
             if is_stored:
-                self._state.offsets.mark_committed({queue: offset})
+                self._member_state.offsets.mark_committed({queue: offset})
         self._start_pulls(process_queue, offset)
         return True
 
@@ -352,9 +356,9 @@ class Ownership:
         requested_ms = self._lease_ms()
         lock_connections = request_locks(self._port, self._settings.group, queues, timeout_s)
         regained_queues: list[ProcessQueue] = []
-        with self._state.lock:
+        with self._member_state.lock:
             for queue in queues:
-                process_queue = self._state.queues.get(queue)
+                process_queue = self._member_state.queues.get(queue)
                 if process_queue is not None and queue not in lock_connections:
                     process_queue.lock.mark_lost()
                 elif process_queue is not None and process_queue.lock.is_held(requested_ms, lock_connections[queue]):
@@ -384,8 +388,8 @@ class Ownership:
                 e,
             )
             return False
-        with self._state.lock:
-            finished_offset = self._state.offsets.get(process_queue.queue)
+        with self._member_state.lock:
+            finished_offset = self._member_state.offsets.get(process_queue.queue)
             if committed_offset is None or finished_offset is None or committed_offset <= finished_offset:
                 process_queue.lock.grant(requested_ms, connection)
                 return True

@@ -124,18 +124,18 @@ class Polls:
         With ``repeat_commits``, the next commit includes offsets that are already committed.
         """
         with self._lock:
-            self._apply_returned()
+            self._record_returned_messages()
             self._queues.ready_parts.take_back()
             self._queues.finish_returned_messages(repeat_commits)
 
     def finish_returned_messages(self) -> dict[MessageQueue, int]:
         """Count all returned messages as finished. Returns the offsets to commit."""
         with self._lock:
-            self._apply_returned()
+            self._record_returned_messages()
             self._queues.finish_returned_messages()
             return self._queues.offsets_to_commit()
 
-    def _apply_returned(self) -> None:
+    def _record_returned_messages(self) -> None:
         if (returned_up_to := self.returned_up_to) is not None:
             self._queues.ready_parts.mark_returned_up_to(returned_up_to)
             if self.returned_up_to == returned_up_to:  # the attribute differs if the loop has yielded another message
@@ -204,7 +204,7 @@ class Polls:
                 (self.failed_queue, error), self._error = self._error, None
                 if self.failed_queue in self._queues.states:
                     raise error
-            self._apply_returned()
+            self._record_returned_messages()
             return self._queues.ready_parts.take(max_parts)
 
     def yield_messages(self, part: FetchedPart) -> Iterator[ReceivedMessage]:
@@ -263,10 +263,10 @@ class Polls:
                 self._condition.notify_all()
                 return
             self.reachability.on_queue_read(request.queue.broker_name)
-            if not answer.reset and request_filter != self._subscriptions.filter(request.queue.topic):
+            if not answer.is_reset and request_filter != self._subscriptions.filter(request.queue.topic):
                 self._queues.cancel([request])
             elif self._queues.on_answer(request, answer, request_filter) and answer.status is PullStatus.OFFSET_ILLEGAL:
-                event = "was reset by its broker" if answer.reset else "does not exist"
+                event = "was reset by its broker" if answer.is_reset else "does not exist"
                 logger.warning(
                     "offset %d of %s %s: continuing at %d", request.offset, request.queue, event, answer.next_offset
                 )

@@ -103,7 +103,7 @@ class UnackedMessages:
         # listener's call ends, new messages of the key are not accepted, because the Proxy delivers all messages of the key
         # again, in their order.
         self._dropped_keys: set[tuple[str, Hashable]] = set()
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()  # since the start, of "consumed", "failed" and "sent back"
         self._figures = ConsumerFigures()
 
     def add(
@@ -229,7 +229,7 @@ class UnackedMessages:
         """
         this_thread_id = threading.get_ident()
         with self._lock:
-            finished_thread_ids = (
+            ignored_thread_ids = (
                 {this_thread_id, None}
                 if any(
                     invisible_message.listener_thread == this_thread_id for invisible_message in self._messages.values()
@@ -238,7 +238,7 @@ class UnackedMessages:
             )
             self._condition.wait_for(
                 lambda: all(
-                    invisible_message.listener_thread in finished_thread_ids
+                    invisible_message.listener_thread in ignored_thread_ids
                     for invisible_message in self._messages.values()
                 ),
                 max(0.0, deadline.remaining()),
@@ -289,10 +289,10 @@ def _add_count(counts: defaultdict[str, Counter[Hashable]], key: tuple[str, Hash
 INVISIBLE_S, RENEW_INTERVAL_S = 30.0, 10.0
 # Several threads extend the invisible time of the messages of one broker, and each thread has at least 32 messages. With a
 # single thread and a slow Proxy, the invisible time of the last messages would end before their requests are sent.
-_MAX_RENEW_THREADS, _MIN_PER_RENEW_THREAD = 8, 32
+_MAX_RENEW_THREADS, _MIN_MESSAGES_PER_RENEW_THREAD = 8, 32
 
 
-def _is_due(invisible_message: InvisibleMessage, now_ms: int) -> bool:
+def _is_renewal_due(invisible_message: InvisibleMessage, now_ms: int) -> bool:
     return invisible_message.invisible_until_ms - now_ms <= 1000 * (INVISIBLE_S - RENEW_INTERVAL_S)
 
 
@@ -335,10 +335,10 @@ class Acknowledger:
         Returns whether the Proxy confirmed.
         """
 
-        def change(message: PoppedMessage, deadline: Deadline) -> None:
+        def change_invisible(message: PoppedMessage, deadline: Deadline) -> None:
             self._port.change_invisible(message, pause_s, deadline)
 
-        is_confirmed = self._settle(invisible_message, change, "sent back", True)
+        is_confirmed = self._settle(invisible_message, change_invisible, "sent back", True)
         return is_confirmed and (not is_last_attempt or self._log_dead_letter(invisible_message))
 
     def _log_dead_letter(self, invisible_message: InvisibleMessage) -> bool:
@@ -366,12 +366,12 @@ class Acknowledger:
                 )
                 if not self._settings.ordered:
                     continue
-            if _is_due(invisible_message, now_ms):
+            if _is_renewal_due(invisible_message, now_ms):
                 due_messages_by_broker[
                     invisible_message.message.endpoint, invisible_message.message.queue.broker_name
                 ].append(invisible_message)
         for broker, messages in due_messages_by_broker.items():
-            messages_per_thread = max(_MIN_PER_RENEW_THREAD, -(-len(messages) // _MAX_RENEW_THREADS))
+            messages_per_thread = max(_MIN_MESSAGES_PER_RENEW_THREAD, -(-len(messages) // _MAX_RENEW_THREADS))
             for start in range(0, len(messages), messages_per_thread):
                 self._start_renew_thread(
                     (broker, start // messages_per_thread), messages[start : start + messages_per_thread]
@@ -398,7 +398,7 @@ class Acknowledger:
         with invisible_message.request_lock:
             now_ms = self._timer.lease_ms()
             # Another thread may have settled the message, or extended its time, since the search.
-            if invisible_message.is_settled or self._closed or not _is_due(invisible_message, now_ms):
+            if invisible_message.is_settled or self._closed or not _is_renewal_due(invisible_message, now_ms):
                 return
             try:
                 self._port.change_invisible(invisible_message.message, INVISIBLE_S, self._request_deadline())
@@ -499,12 +499,14 @@ class StandardConsumeService:
         self._unacked_messages.record_outcome(invisible_message, bool(verdict.done_count), self._timer.lease_ms())
         if verdict.done_count:
             self._acknowledger.ack(invisible_message)
-        elif verdict.level < 0:
+        elif verdict.delay_level < 0:
             self._acknowledger.forward_to_dlq(invisible_message)
         else:
             attempts, policy = message.delivery_attempt, self._port.policy()
             self._acknowledger.redeliver_later(
-                invisible_message, redelivery_pause_s(verdict.level, attempts, policy), attempts >= policy.max_attempts
+                invisible_message,
+                redelivery_pause_s(verdict.delay_level, attempts, policy),
+                attempts >= policy.max_attempts,
             )
 
 
@@ -632,7 +634,7 @@ def redelivery_pause_s(delay_level: int, attempt: int, policy: GroupPolicy) -> f
     """Return the pause before a redelivery: the pause of the delay level, or for level 0 the pause of the group's policy."""
     if delay_level:
         return positive_duration(DELAY_LEVELS[min(delay_level, len(DELAY_LEVELS)) - 1])
-    return policy.pauses_s[min(attempt, len(policy.pauses_s)) - 1]
+    return policy.redelivery_pauses_s[min(attempt, len(policy.redelivery_pauses_s)) - 1]
 
 
 def _warn_of_failure(invisible_message: InvisibleMessage, problem: str, error: BaseException | None) -> None:
@@ -652,8 +654,9 @@ def _log_unreported_outcome(invisible_message: InvisibleMessage, failure: Failur
 
 # The interval of checks for new and removed topics and brokers.
 POLLER_CHECK_INTERVAL_S = 10.0
-_ROOM_WAIT_S = 1.0
-_EARLY_RENEW_DELAY_S = 1.0
+_ROOM_WAIT_S = 1.0  # how long a poller waits for room before it checks whether it must exit
+# The pause before an extra renewal, for messages whose next regular renewal may come too late.
+_EXTRA_RENEW_DELAY_S = 1.0
 
 
 class Pollers:
@@ -725,7 +728,7 @@ class Pollers:
     def _on_poller_end(self, target: PopTarget) -> None:
         with self._lock:
             del self._threads[target]
-            self._log_throttle.resolved(target)
+            self._log_throttle.mark_resolved(target)
 
     def _poll_once(self, target: PopTarget) -> None:
         """Wait for room, send one request, and pass its messages on."""
@@ -737,7 +740,7 @@ class Pollers:
         # may read the answer much later.
         requested_ms = self._timer.lease_ms()
         messages = self._port.receive(target, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
-        if self._log_throttle.resolved(target):
+        if self._log_throttle.mark_resolved(target):
             logger.warning("messages of %s are received again", topic)
         if not messages or self._is_obsolete(target):
             return  # if messages arrive after the close, the Proxy delivers them to other members
@@ -860,9 +863,9 @@ class RunningPopConsumer:
         if remaining_ms <= 1000 * RENEW_INTERVAL_S:
             self._acknowledger.renew()
         elif remaining_ms <= 1000 * (INVISIBLE_S - RENEW_INTERVAL_S):
-            # The next regular renewal may come too late. The early renewal waits for a second: if a quick listener has finished
+            # The next regular renewal may come too late. The extra renewal waits for a second: if a quick listener has finished
             # by then, its messages need no renewal.
-            self._renew_timer.call_later(_EARLY_RENEW_DELAY_S, self._acknowledger.renew)
+            self._renew_timer.call_later(_EXTRA_RENEW_DELAY_S, self._acknowledger.renew)
 
     def _subscribe(self) -> None:
         with self._subscribe_lock:

@@ -114,8 +114,8 @@ def lagging_queues(
             continue
         if max(state.retry_at, state.cooldown_until) > now:
             continue
-        backlog = state.end_offset - state.pull_offset
-        if backlog >= MIN_BACKLOG_ANSWERS * limits.pull_batch_size and is_unfiltered(queue):
+        backlog_size = state.end_offset - state.pull_offset
+        if backlog_size >= MIN_BACKLOG_ANSWERS * limits.pull_batch_size and is_unfiltered(queue):
             request = FetchRequest(queue, state.pull_offset, state.broker_id, state.token)
             backlogs.setdefault(queue.broker_name, []).append(BacklogRange(request, state.end_offset))
     return backlogs
@@ -184,7 +184,7 @@ class RangeRead(Protocol):
 
 
 class PrefetchQueues(Protocol):
-    """The queues of a consumer, which are an ``AssignedQueues`` or a ``Backlogs`` object.
+    """The queues of a consumer, which are an ``AssignedQueues`` or a ``BacklogQueues`` object.
 
     The caller holds the lock, except for ``process_accepted_parts``.
     """
@@ -345,9 +345,9 @@ class Prefetcher:
         assert reader.read is not None
         cooldown_s, pace = 0.0, ReadPace.GO
         try:
-            with closing(reader.read.fetch()) as answers:
-                for batch in answers:
-                    self._deliver(reader, batch)
+            with closing(reader.read.fetch()) as answer_batches:
+                for answers in answer_batches:
+                    self._deliver(reader, answers)
                     pace = self._wait_for_room(reader)
                     if pace is not ReadPace.GO:
                         break
@@ -449,38 +449,38 @@ class BacklogQueue:
         return self.process_queue.dropped or (self._max_span is not None and self.process_queue.span > self._max_span)
 
 
-class Backlogs:
+class BacklogQueues:
     """The queues of one member that are read ahead."""
 
     def __init__(
         self, settings: ConsumerSettings, state: MemberState, timer: Timer, backlog_reader: BacklogReader
     ) -> None:
         thresholds = settings.thresholds
-        self._state = state
+        self._member_state = state
         self._timer = timer
         self._max_span = thresholds.max_span
         limits = PrefetchLimits(
             settings.pull_batch_size, thresholds.max_count, thresholds.max_bytes, MAX_FULL_S, RECHECK_INTERVAL_S
         )
-        self._min_backlog = MIN_BACKLOG_ANSWERS * limits.pull_batch_size
+        self._min_backlog_size = MIN_BACKLOG_ANSWERS * limits.pull_batch_size
         self._prefetcher = Prefetcher(state.lock, state.room_available, self, limits, backlog_reader, Clock())
         self._last_token = 0  # the token of the newest ``BacklogQueue``
         self._states: dict[MessageQueue, BacklogQueue] = {}
-        # Set by ``Pulling.use_backlogs``.
+        # Set by ``Pulling.use_backlog_queues``.
         self.pull: Callable[[ProcessQueue, int], None] = lambda queue, offset: None  # pulls a queue from an offset on
         self.submit: SubmitMessages = lambda queue, messages: None  # passes messages to the listener
         self.decode: DecodeParts = decode_messages
         self.is_unfiltered: IsUnfiltered = lambda queue: False  # whether a queue is read without a filter
         self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None
-        state.resume_count = limits.half_count
+        state.resume_threshold = limits.half_count
 
     def try_read_ahead(self, queue: ProcessQueue, offset: int) -> bool:
         """Start to read ``queue`` ahead from ``offset`` on, if the queue is far behind. Returns False if the caller must pull
         the queue.
         """
-        with self._state.lock:
-            end_offset = self._state.end_offsets.get(queue.queue)
-            if end_offset is None or end_offset - offset < self._min_backlog:
+        with self._member_state.lock:
+            end_offset = self._member_state.end_offsets.get(queue.queue)
+            if end_offset is None or end_offset - offset < self._min_backlog_size:
                 return False
             backlog_queue = self._backlog_queue(queue)
             backlog_queue.pull_offset, backlog_queue.end_offset, backlog_queue.is_fetching = offset, end_offset, False
@@ -533,7 +533,7 @@ class Backlogs:
     def _put_decoded_messages(
         self, request: FetchRequest, part: FetchedPart, messages: Sequence[Any], left_out_offset: int | None
     ) -> None:
-        with self._state.lock:
+        with self._member_state.lock:
             backlog_queue = self._current_queue(request)
             if backlog_queue is None:
                 return
@@ -545,7 +545,7 @@ class Backlogs:
             now_ms = self._timer.now_ms()
             backlog_queue.process_queue.last_pull_ms = now_ms
             backlog_queue.process_queue.put(messages)
-            self._state.figures.record_pull(
+            self._member_state.figures.record_pull(
                 request.queue.topic, backlog_queue.process_queue.message_count(messages), None, now_ms
             )
         self.submit(backlog_queue.process_queue, messages)
@@ -556,7 +556,7 @@ class Backlogs:
 
     def _resume_pulls(self) -> None:
         """Continue to pull the queues that are not read ahead."""
-        with self._state.lock:
+        with self._member_state.lock:
             released_queues = [
                 backlog_queue for backlog_queue in self._states.values() if not backlog_queue.is_fetching
             ]

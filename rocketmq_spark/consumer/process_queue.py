@@ -36,13 +36,13 @@ class QueueLock:
     """
 
     def __init__(self) -> None:
-        self.granted_ms: int | None = None  # when the last granted lock was requested
+        self.requested_ms: int | None = None  # when the last granted lock was requested
         self._connection: object = None
         self._is_lost = False
 
     def grant(self, requested_ms: int, connection: object) -> None:
         """Record a lock that was requested at ``requested_ms``. The broker's lease did not begin before ``requested_ms``."""
-        self.granted_ms, self._connection, self._is_lost = requested_ms, connection, False
+        self.requested_ms, self._connection, self._is_lost = requested_ms, connection, False
 
     def mark_lost(self) -> None:
         """Record that the broker refused the lock."""
@@ -50,9 +50,9 @@ class QueueLock:
 
     def is_held(self, now_ms: int, connection: object) -> bool:
         """Whether this member certainly has the lock. ``connection`` is the current connection to the broker, or None."""
-        if self.granted_ms is None or self._is_lost or connection is None or connection != self._connection:
+        if self.requested_ms is None or self._is_lost or connection is None or connection != self._connection:
             return False
-        return now_ms - self.granted_ms <= LOCK_LEASE_MS
+        return now_ms - self.requested_ms <= LOCK_LEASE_MS
 
 
 def with_next_attempt(message: ReceivedMessage, added_attempts: int = 1) -> ReceivedMessage:
@@ -89,8 +89,8 @@ class MessageCache:
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        self.bytes = 0
+        self.count = 0  # how many messages, or rows, are cached
+        self.bytes = 0  # how many bytes they have
         self._waiting_items: dict[int, Any] = {}  # messages, or ``Rows``
         self._taken_items: dict[int, Any] = {}  # items of running calls, and consumed items that are not committed
         self._bodies: dict[int, bytes] = {}  # the pulled bodies, because a listener may change its message
@@ -336,8 +336,8 @@ class ProcessQueue(MessageCache):
         self.put_back([with_next_attempt(self.with_original_body(message)) for message in messages], one_by_one)
 
 
-FULL_PAUSE_S = 0.05
-BUSY_PAUSE_S = 0.02
+FULL_CACHE_PAUSE_S = 0.05  # the pause before the next check of a full cache
+BUSY_BROKER_PAUSE_S = 0.02  # the pause before the next pull from a broker that is busy
 FIRST_PULL_DELAY_S = 0.5  # gives the previous owner time to release the queue, as in Java since 5.0.0
 
 
@@ -401,7 +401,9 @@ def decide_next_pull(
     The options set the pauses ``interval_s`` and ``error_pause_s``.
     """
     if isinstance(answer, RocketMQError):
-        return PullDecision(offset, BUSY_PAUSE_S if answer.broker_code == Response.FLOW_CONTROL else error_pause_s)
+        return PullDecision(
+            offset, BUSY_BROKER_PAUSE_S if answer.broker_code == Response.FLOW_CONTROL else error_pause_s
+        )
     if answer.status is PullStatus.OFFSET_ILLEGAL:
         return PullDecision(offset, corrected_offset=answer.next_offset)
     if answer.status is not PullStatus.FOUND:

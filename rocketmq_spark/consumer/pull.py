@@ -31,7 +31,7 @@ from rocketmq_spark.wire.messages import PORTION_BYTES, first_portion
 # Decodes the stored messages of several parts into a single ``pyarrow.RecordBatch``. If a single part is too large, the
 # function decodes the first messages, and returns the offset of the next message. (This package does not import Arrow.)
 ToArrow = Callable[[Sequence[FetchedPart]], tuple[Any, int | None]]
-MAX_ARROW_PARTS = 1024
+MAX_ARROW_PARTS = 1024  # the most parts that ``poll_arrow`` decodes together
 DEFAULT_POLL_TIMEOUT_S, MAX_POLL_TIMEOUT_S = 5.0, 1e9
 
 

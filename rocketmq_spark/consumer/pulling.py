@@ -22,10 +22,10 @@ from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.threads import Failure, Timer, capture
 from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.member_state import MemberState
-from rocketmq_spark.consumer.prefetch import Backlogs, DecodeParts, ResetOffsetsSoon, decode_messages
+from rocketmq_spark.consumer.prefetch import BacklogQueues, DecodeParts, ResetOffsetsSoon, decode_messages
 from rocketmq_spark.consumer.process_queue import (
     FIRST_PULL_DELAY_S,
-    FULL_PAUSE_S,
+    FULL_CACHE_PAUSE_S,
     ProcessQueue,
     PullDecision,
     decide_next_pull,
@@ -68,13 +68,13 @@ class Pulling:
     ) -> None:
         self._port = port
         self._settings = settings
-        self._state = state
+        self._member_state = state
         self._timer = timer
         self._topic_filter_of = topic_filter_of
         self._correct_offset = correct_offset
         self._replica_ids: dict[MessageQueue, int] = {}  # the broker id from which a queue is pulled next
         self._logged_failures: set[tuple[str, int | None]] = set()  # brokers, and the response codes that were logged
-        self._backlogs: Backlogs | None = None
+        self._backlog_queues: BacklogQueues | None = None
         self.decode: DecodeParts | None = None  # None if the answers are decoded already
         self.consume_service: ConsumeService | None = None
         self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None  # gets the resets that answers report
@@ -84,14 +84,18 @@ class Pulling:
         self.on_connection_lost: Callable[[str], None] = lambda broker_name: None  # called once per lost connection
         self._disconnected_brokers: set[str] = set()  # brokers that have not answered since their connection was lost
 
-    def use_backlogs(self, backlogs: Backlogs) -> None:
-        """Use ``backlogs`` to read queues that are far behind."""
-        backlogs.pull, backlogs.submit, backlogs.reset_offsets_soon = self._pull, self._submit, self.reset_offsets_soon
-        backlogs.decode = self.decode or decode_messages
-        backlogs.is_unfiltered = lambda queue: (
+    def use_backlog_queues(self, backlog_queues: BacklogQueues) -> None:
+        """Use ``backlog_queues`` to read queues that are far behind."""
+        backlog_queues.pull, backlog_queues.submit, backlog_queues.reset_offsets_soon = (
+            self._pull,
+            self._submit,
+            self.reset_offsets_soon,
+        )
+        backlog_queues.decode = self.decode or decode_messages
+        backlog_queues.is_unfiltered = lambda queue: (
             (topic_filter := self._topic_filter_of(queue.topic)) is not None and not topic_filter.filter
         )
-        self._backlogs = backlogs
+        self._backlog_queues = backlog_queues
 
     def pull_later(self, queue: ProcessQueue, offset: int, delay_s: float = FIRST_PULL_DELAY_S) -> None:
         """Pull ``queue`` from ``offset`` on, until it is dropped."""
@@ -100,8 +104,8 @@ class Pulling:
     def close(self, wait_s: float) -> None:
         """Stop pulling, and ignore later answers. Waits up to ``wait_s`` seconds for reads."""
         self._timer.close(wait_s)
-        if self._backlogs is not None:
-            self._backlogs.close(wait_s)
+        if self._backlog_queues is not None:
+            self._backlog_queues.close(wait_s)
 
     def _pull(self, queue: ProcessQueue, offset: int) -> None:
         if queue.dropped:
@@ -112,7 +116,7 @@ class Pulling:
         if wait_s or topic_filter is None:
             self.pull_later(queue, offset, wait_s or self._settings.pull_delay_on_error_s)
             return
-        if self._backlogs is not None and self._backlogs.try_read_ahead(queue, offset):
+        if self._backlog_queues is not None and self._backlog_queues.try_read_ahead(queue, offset):
             return
         request = self._request(queue.queue, offset, topic_filter)
         self._port.pull(
@@ -128,15 +132,15 @@ class Pulling:
         if self.consume_service is None or not self.consume_service.is_ready(queue):
             self.on_not_ready(queue)
             return self._settings.pull_delay_on_error_s
-        with self._state.lock:
-            reason = pause_reason(queue, self._state.thresholds_of(queue.queue.topic))
+        with self._member_state.lock:
+            reason = pause_reason(queue, self._member_state.thresholds_of(queue.queue.topic))
         if reason:
             logger.debug("%s is not pulled now: %s", queue.queue, reason)
-            return FULL_PAUSE_S
+            return FULL_CACHE_PAUSE_S
         return 0.0
 
     def _request(self, queue: MessageQueue, offset: int, topic_filter: TopicFilter) -> PullRequest:
-        finished_offset = self._state.offsets.get(queue) if self._settings.clustering else None
+        finished_offset = self._member_state.offsets.get(queue) if self._settings.clustering else None
         return PullRequest(
             group=self._settings.group,
             queue=queue,
@@ -160,7 +164,7 @@ class Pulling:
         A reset also applies to a queue that was just released, and while the consumer stops, because the broker reports a reset
         only once.
         """
-        if isinstance(answer, PullAnswer) and answer.reset:
+        if isinstance(answer, PullAnswer) and answer.is_reset:
             self.reset_offsets_soon({queue.queue: answer.next_offset})
             return
         if isinstance(answer, PullAnswer) and self.decode is not None and not queue.dropped:
@@ -230,18 +234,21 @@ class Pulling:
         logger.log(level, "group %s: a pull of %s at %d failed: %s", self._settings.group, queue, offset, error)
 
     def _record_answer(self, queue: ProcessQueue, answer: PullAnswer | RocketMQError, decision: PullDecision) -> None:
-        with self._state.lock:
+        with self._member_state.lock:
             if isinstance(answer, PullAnswer):
-                self._state.end_offsets[queue.queue], queue.end_updated_ms = answer.max_offset, self._timer.now_ms()
+                self._member_state.end_offsets[queue.queue], queue.end_updated_ms = (
+                    answer.max_offset,
+                    self._timer.now_ms(),
+                )
                 if answer.status is PullStatus.FOUND:
                     now_ms = self._timer.now_ms()
                     duration_ms = now_ms - queue.last_pull_ms
-                    self._state.figures.record_pull(
+                    self._member_state.figures.record_pull(
                         queue.queue.topic, queue.message_count(answer.messages), duration_ms, now_ms
                     )
             queue.put(decision.messages)
             if decision.finished_offset is not None and not queue.count:
-                self._state.record_finished_locked(queue, decision.finished_offset)
+                self._member_state.record_finished_locked(queue, decision.finished_offset)
 
 
 def _decoded_answer(
@@ -250,13 +257,15 @@ def _decoded_answer(
     """Return an answer whose stored messages are decoded for the process queue."""
     if answer.status is not PullStatus.FOUND:
         return answer
-    ends = ((answer.next_offset, len(answer.stored)),)
-    part = FetchedPart(queue, offset, ends, answer.stored, lambda *_: answer.read(), topic_filter.filter)
+    ends = ((answer.next_offset, len(answer.stored_messages)),)
+    part = FetchedPart(
+        queue, offset, ends, answer.stored_messages, lambda *_: answer.read_messages(), topic_filter.filter
+    )
     ((messages, left_out_offset),) = decode([part])
     return replace(
         answer,
         messages=messages,
         next_offset=answer.next_offset if left_out_offset is None else left_out_offset,
-        stored=b"",
-        read=tuple,
+        stored_messages=b"",
+        read_messages=tuple,
     )

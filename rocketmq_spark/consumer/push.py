@@ -31,7 +31,7 @@ from rocketmq_spark.consumer.offsets import BrokerOffsets, FileOffsets, LocalOff
 from rocketmq_spark.consumer.ordered import OrderedConsumeService
 from rocketmq_spark.consumer.ownership import Ownership
 from rocketmq_spark.consumer.pop import RunningPopConsumer
-from rocketmq_spark.consumer.prefetch import Backlogs
+from rocketmq_spark.consumer.prefetch import BacklogQueues
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.pulling import Pulling
 from rocketmq_spark.consumer.rebalancing import Rebalancing
@@ -275,7 +275,7 @@ def _stop_timeout(timeout_s: float) -> float:
 
 
 FIRST_COMMIT_DELAY_S = 10.0
-FIRST_LOCK_DELAY_S, LOCK_INTERVAL_S = 1.0, 20.0
+FIRST_LOCK_DELAY_S, LOCK_INTERVAL_S = 1.0, 20.0  # of the renewals of an ordered consumer's locks
 # A broker that restarts forgets its locks. A member behind a Proxy notices the restart only at its next lock request, because
 # the connection to the Proxy stays open.
 NO_NOTICES_LOCK_INTERVAL_S = 3.0
@@ -343,7 +343,9 @@ class RunningConsumer:
         if isinstance(self._consume_service, OrderedConsumeService):
             self._pulling.on_not_ready = self._consume_service.request_lock_soon
         if tools.backlog_reader is not None and settings.may_read_ahead:
-            self._pulling.use_backlogs(Backlogs(settings, self.state, self._pull_timer, tools.backlog_reader))
+            self._pulling.use_backlog_queues(
+                BacklogQueues(settings, self.state, self._pull_timer, tools.backlog_reader)
+            )
         self._subscription_conflicts = SubscriptionConflicts(port, settings.group, subscriptions)
         self._consume_modes = ConsumeModes(port, settings.group, subscriptions)
         self._request_handler = BrokerRequestHandler(

@@ -39,7 +39,7 @@ class Reachability:
         self._group = group
         self._clock = clock
         self._waiting_since: float | None = None  # the time of the first poll, or of the first poll after a failed poll
-        self._broker_answered = False
+        self._has_broker_answered = False
         self._queue_was_read = False
         # The broker or topic of the last failed request, and the error.
         self._last_failure: tuple[Hashable, RocketMQError] | None = None
@@ -52,7 +52,7 @@ class Reachability:
         """
         self._clear_failure(target)
         if is_broker_answer:
-            self._broker_answered = True
+            self._has_broker_answered = True
         elif self._last_failure is None:
             # A member without queues gets answers only from the Proxy. If ``_waiting_since`` stayed set, polls of this member
             # would fail as if no broker answered.
@@ -71,7 +71,7 @@ class Reachability:
     def on_failure(self, target: Hashable, error: RocketMQError, is_broker_answer: bool = True) -> None:
         """Record a failed request about ``target``. A broker's refusal counts as an answer, and a missing topic is no failure."""
         if is_broker_answer and isinstance(error, BrokerError):
-            self._broker_answered = True
+            self._has_broker_answered = True
         if isinstance(error, RouteNotFound) or (isinstance(error, BrokerError) and error.retriable):
             self._clear_failure(target)
         else:
@@ -89,7 +89,7 @@ class Reachability:
         if isinstance(error, NotSupported | AccessDenied) and not self._queue_was_read:
             self._last_failure = None  # the next refusal sets the attribute again
             raise copy_error(error)
-        if isinstance(error, RemoteProtocolError | CertificateRefused) and not self._broker_answered:
+        if isinstance(error, RemoteProtocolError | CertificateRefused) and not self._has_broker_answered:
             raise copy_error(error)
 
     def remaining_s(self) -> float:
@@ -97,7 +97,7 @@ class Reachability:
         now, waiting_since = self._clock.now(), self._waiting_since
         if waiting_since is None:
             waiting_since = self._waiting_since = now
-        return math.inf if self._broker_answered else max(0.0, waiting_since + MAX_UNREACHED_S - now)
+        return math.inf if self._has_broker_answered else max(0.0, waiting_since + MAX_UNREACHED_S - now)
 
     def check_empty_poll(self) -> None:
         """Warn if a poll returned nothing while a broker does not answer or refuses.
@@ -122,8 +122,8 @@ class Reachability:
         if self._warning_limit.due():
             text = "group %s: a poll returned nothing, and %s: %s"
             cause = "no broker has answered yet"
-            if self._broker_answered:
+            if self._has_broker_answered:
                 cause = "a broker refuses" if isinstance(error, BrokerError) else "a broker does not answer"
             logger.warning(text, self._group, cause, error)
-        if self._broker_answered:
+        if self._has_broker_answered:
             self._last_failure = None  # the next failure sets the attribute again

@@ -2,7 +2,7 @@
 
 The rebalance mirrors ``RebalanceImpl``. All members sort the same lists and apply the same strategy, so they get the same result
 without a coordinator. If the queues or the members of the group are unknown, or the strategy raises, the member keeps its
-queues. The caller sends the requests, applies the change, and rebalances again after ``wait_s``.
+queues. The caller sends the requests, applies the change, and rebalances again after ``rebalance_wait_s``.
 
 The start offset mirrors ``RebalancePushImpl.computePullFromWhereWithException``. A queue starts at the committed offset of the
 group. If the group has no committed offset, the option ``consumeFromWhere`` decides. If a request fails, ``start_offset``
@@ -63,10 +63,10 @@ class StartOffset(NamedTuple):
 class StartOffsetRequests:
     """Functions that send the requests for a start offset to the queue's broker, and raise ``RocketMQError``.
 
-    ``committed`` returns None only if the broker reports that the group has no offset.
+    ``committed_offset`` returns None only if the broker reports that the group has no offset.
     """
 
-    committed: Callable[[], int | None]
+    committed_offset: Callable[[], int | None]
     max_offset: Callable[[], int]
     offset_at_time: Callable[[int], int]
 
@@ -77,7 +77,7 @@ def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, requests: Start
     A retry topic always begins at 0, because all of its messages failed in this group. (Java begins at the end of the retry
     topic with ``CONSUME_FROM_TIMESTAMP``. This loses messages that were sent back before a member had the queue.)
     """
-    committed_offset = requests.committed()
+    committed_offset = requests.committed_offset()
     if committed_offset is not None:
         # The offset 0 is not always a committed offset, because a broker also returns 0 for a new queue. A later request for
         # the same queue may return None.
@@ -90,7 +90,7 @@ def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, requests: Start
         # message arrives between the request for the committed offset and the request for the end offset, a start at the end
         # offset would skip the message, as in Java. So the committed offset is requested a second time. Another member may also
         # have committed an offset between the requests.
-        committed_offset = requests.committed() if end_offset > 0 else None
+        committed_offset = requests.committed_offset() if end_offset > 0 else None
         return (
             StartOffset(end_offset, False)
             if committed_offset is None
@@ -116,8 +116,8 @@ UNBALANCED_WAIT_S = 1.0  # as in Java since 5.2.0
 # Without notices, rebalances are more frequent, because until its next rebalance, this member may read queues that a new member
 # already reads.
 NO_NOTICES_WAIT_S = 5.0
-MIN_INTERVAL_S = 1.0
-MAX_PULL_SILENCE_MS = 120_000
+MIN_REBALANCE_INTERVAL_S = 1.0
+MAX_PULL_SILENCE_MS = 120_000  # a queue that was not pulled for this long is dropped and added again
 
 # A strategy gets a client id, the queues, and the client ids of all members, and returns the queues of the client with the id.
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
@@ -214,7 +214,9 @@ def is_balanced(owned_queues: Mapping[MessageQueue, ProcessQueue], topic: str, a
     }
 
 
-def wait_s(is_balanced: bool, interval_s: float = REBALANCE_INTERVAL_S, receives_notices: bool = True) -> float:
+def rebalance_wait_s(
+    is_balanced: bool, interval_s: float = REBALANCE_INTERVAL_S, receives_notices: bool = True
+) -> float:
     """Return the seconds until the next regular rebalance; ``interval_s`` is Java's ``waitInterval``.
 
     Without ``receives_notices``, no server notifies this member of changes of the group.

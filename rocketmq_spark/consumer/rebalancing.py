@@ -38,7 +38,7 @@ from rocketmq_spark.queues.environment import EnvironmentQueues
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = 3.0  # the timeout of requests
 RELEASE_RETRY_S = 0.5  # pause before the next run if a listener still has messages of a released queue
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Rebalancing:
     ) -> None:
         self._port = port
         self._settings = settings
-        self._state = state
+        self._member_state = state
         self._subscriptions = subscriptions
         self._ownership = ownership
         self._timer = timer
@@ -68,7 +68,7 @@ class Rebalancing:
         self._next_run_ms = math.inf  # when the next run is due
         self._last_run_ms = -math.inf  # when the last run started
         self._is_started = self._is_stopped = self._is_closed = False
-        self._pending_resets: deque[Callable[[], None]] = deque()  # pending resets
+        self._pending_resets: deque[Callable[[], None]] = deque()  # calls of ``Ownership.reset`` to make
         # Whether a broker does not know this member, because the broker restarted or is new. If so, a heartbeat is sent at
         # once, because until the heartbeat, the broker's list of the members does not include this member.
         self._is_unlisted = False
@@ -82,7 +82,7 @@ class Rebalancing:
             if self._is_stopped or not self._is_started:
                 return
             now_ms = self._timer.now_ms()
-            due_ms = max(now_ms + 1000 * delay_s, self._last_run_ms + 1000 * rebalance.MIN_INTERVAL_S)
+            due_ms = max(now_ms + 1000 * delay_s, self._last_run_ms + 1000 * rebalance.MIN_REBALANCE_INTERVAL_S)
             if due_ms >= self._next_run_ms:
                 return
             self._timer.call_later((due_ms - now_ms) / 1000, partial(self._run_if_due, due_ms))
@@ -161,7 +161,9 @@ class Rebalancing:
             is_balanced = self.run()
         finally:
             self.schedule(
-                rebalance.wait_s(is_balanced, self._settings.rebalance_interval_s, self._port.receives_notices)
+                rebalance.rebalance_wait_s(
+                    is_balanced, self._settings.rebalance_interval_s, self._port.receives_notices
+                )
             )
 
     def apply_resets(self) -> None:
@@ -244,22 +246,22 @@ class Rebalancing:
             logger.log(level, text, self._settings.group, subject, topic, e)
             return None
         self._failure_counts.pop((topic, subject), None)
-        self._log_throttle.resolved((topic, subject))
+        self._log_throttle.mark_resolved((topic, subject))
         return answer
 
     def _owned_queues(self) -> dict[MessageQueue, ProcessQueue]:
-        with self._state.lock:
-            return dict(self._state.queues)
+        with self._member_state.lock:
+            return dict(self._member_state.queues)
 
     def _record_change(
         self, topic: str, dropped_queues: Sequence[MessageQueue], added_queues: Sequence[MessageQueue]
     ) -> None:
         self._subscriptions.touch(topic)
-        with self._state.lock:
-            queue_count = sum(queue.topic == topic for queue in self._state.queues)
-            self._state.counts["rebalances"] += 1
+        with self._member_state.lock:
+            queue_count = sum(queue.topic == topic for queue in self._member_state.queues)
+            self._member_state.counts["rebalances"] += 1
             settings = self._settings
-            self._state.thresholds[topic] = divide_thresholds(
+            self._member_state.thresholds[topic] = divide_thresholds(
                 settings.thresholds, settings.topic_max_count, settings.topic_max_bytes, queue_count
             )
         logger.info(

@@ -39,26 +39,26 @@ ToBatch = Callable[[Sequence[ReceivedMessage]], Batch]
 class Rows(Sequence[ReceivedMessage]):
     """Consecutive rows of one queue: their record batch, and their messages.
 
-    ``queue_offset`` is the first offset, and ``next_offset`` is the offset after the last message. ``size`` is the number of
-    bytes. ``attempts`` is the number of earlier attempts in this process.
+    ``queue_offset`` is the first offset, and ``next_offset`` is the offset after the last message. ``attempts`` is the number of
+    earlier attempts in this process.
     """
 
-    __slots__ = ("_attempts", "_batch", "_count", "_messages", "next_offset", "queue_offset", "size")
+    __slots__ = ("_attempts", "_count", "_make_batch", "_read_messages", "byte_count", "next_offset", "queue_offset")
 
     def __init__(
         self,
         offsets: tuple[int, int],
         count: int,
-        size: int,
+        byte_count: int,
         make_batch: Callable[[], Batch],
         read_messages: Callable[[], Sequence[ReceivedMessage]],
         attempts: int = 0,
     ) -> None:
         self.queue_offset, self.next_offset = offsets
-        self.size = size
+        self.byte_count = byte_count
         self._count = count
-        self._batch = make_batch
-        self._messages = read_messages
+        self._make_batch = make_batch
+        self._read_messages = read_messages
         self._attempts = attempts
 
     @classmethod
@@ -68,18 +68,18 @@ class Rows(Sequence[ReceivedMessage]):
         """Return the rows of these messages. ``offsets`` is the range of the rows, if it is larger than the range of the
         messages.
         """
-        size = sum(len(message.body) + max(0, message.store_size) for message in messages)
+        byte_count = sum(len(message.body) + max(0, message.store_size) for message in messages)
         offsets = offsets or (messages[0].queue_offset, messages[-1].queue_offset + 1)
-        return cls(offsets, len(messages), size, partial(to_batch, messages), lambda: messages)
+        return cls(offsets, len(messages), byte_count, partial(to_batch, messages), lambda: messages)
 
     @property
     def batch(self) -> Batch:
-        return self._batch()
+        return self._make_batch()
 
     def with_next_attempt(self) -> Rows:
         """Return the same rows with one more attempt."""
         offsets = self.queue_offset, self.next_offset
-        return Rows(offsets, self._count, self.size, self._batch, self._messages, self._attempts + 1)
+        return Rows(offsets, self._count, self.byte_count, self._make_batch, self._read_messages, self._attempts + 1)
 
     def __len__(self) -> int:
         return self._count
@@ -89,14 +89,14 @@ class Rows(Sequence[ReceivedMessage]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[ReceivedMessage]: ...
     def __getitem__(self, index: int | slice) -> ReceivedMessage | Sequence[ReceivedMessage]:
-        messages = self._messages()
+        messages = self._read_messages()
         if isinstance(index, int):
             return self._with_attempts(messages[index])
         selected_messages = messages[index] if len(messages) == self._count else messages  # see ``_StoredMessages``
         return [self._with_attempts(message) for message in selected_messages]
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        return map(self._with_attempts, self._messages())
+        return map(self._with_attempts, self._read_messages())
 
     def _with_attempts(self, message: ReceivedMessage) -> ReceivedMessage:
         return with_next_attempt(message, self._attempts) if self._attempts else message
@@ -157,9 +157,9 @@ class RowsQueue(ProcessQueue):
             return
         del self._taken_items[taken_rows.queue_offset]
         self._subtract(taken_rows.queue_offset)
-        ends = [message.queue_offset for message in messages[1:]] + [taken_rows.next_offset]
-        for message, end in zip(messages, ends, strict=True):
-            rows = Rows.from_messages([message], self._to_batch, (message.queue_offset, end)).with_next_attempt()
+        end_offsets = [message.queue_offset for message in messages[1:]] + [taken_rows.next_offset]
+        for message, end_offset in zip(messages, end_offsets, strict=True):
+            rows = Rows.from_messages([message], self._to_batch, (message.queue_offset, end_offset)).with_next_attempt()
             self._insert(rows)
             self._add(rows)
 
@@ -230,14 +230,14 @@ class RowsQueue(ProcessQueue):
             self._add(rows)
 
     def _add(self, rows: Rows) -> None:
-        self._sizes[rows.queue_offset] = count, size = len(rows), rows.size
+        self._sizes[rows.queue_offset] = count, byte_count = len(rows), rows.byte_count
         self.count += count
-        self.bytes += size
+        self.bytes += byte_count
 
     def _subtract(self, offset: int) -> None:
-        count, size = self._sizes.pop(offset)
+        count, byte_count = self._sizes.pop(offset)
         self.count -= count
-        self.bytes -= size
+        self.bytes -= byte_count
 
     def _end_offset(self, message: Any) -> int:
         end_offset: int = message.next_offset
@@ -324,18 +324,18 @@ class RowsDecoder:
             return None
         return self._split(part, batch, batch.nbytes)
 
-    def _split(self, part: FetchedPart, batch: Batch, size: int) -> list[Rows] | None:
+    def _split(self, part: FetchedPart, batch: Batch, byte_count: int) -> list[Rows] | None:
         """Return the rows of a part; None if the offsets in its messages may be damaged."""
         offsets, count = batch.column("queueOffset").to_numpy(), batch.num_rows
         if not _has_valid_offsets(batch, offsets, part):
             return None
-        stored_messages, size = _StoredMessages(part, count), size + len(part.stored)
+        stored_messages, byte_count = _StoredMessages(part, count), byte_count + len(part.stored)
         pieces = []
         for start in range(0, count, self._max_rows):
             stop = min(start + self._max_rows, count)
             piece_batch = batch if stop - start == count else batch.slice(start, stop - start)
             piece_offsets = int(offsets[start]), int(offsets[stop - 1]) + 1
-            piece_bytes = size * (stop - start) // count
+            piece_bytes = byte_count * (stop - start) // count
             pieces.append(
                 Rows(
                     piece_offsets,

@@ -21,8 +21,8 @@ from rocketmq_spark.wire.names import dlq_topic
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 5.0
-COPY_TIMEOUT_S = 3.0
+TIMEOUT_S = 5.0  # the timeout of a request to send a message back
+COPY_TIMEOUT_S = 3.0  # the timeout of a copy to the retry topic
 MAX_UNACCEPTED_S = 10.0  # a call sends no more messages back if no broker accepted a message for this time
 DEAD_LETTER_LEVEL = -1  # the delay level that makes a message a dead letter
 DROPPED_TEXT = "dropped: the group is broadcasting"  # the text of a log line for a message that is not sent back
@@ -35,11 +35,11 @@ class SendBack:
         self._port = port
         self._group = group
         self._max_reconsume_times = max_reconsume_times
-        self._state = state
+        self._member_state = state
 
-    def __call__(self, message: ReceivedMessage, level: int) -> bool:
+    def __call__(self, message: ReceivedMessage, delay_level: int) -> bool:
         """Send a message back to a broker, and return whether the message is finished. If a copy is sent to the retry topic
-        instead, the delay of ``level`` is not used, as in Java.
+        instead, the delay of ``delay_level`` is not used, as in Java.
 
         Usually, the broker counts the attempts. If a message can be neither sent back nor copied, this member calls the
         listener again, and the broker does not count this attempt. So after the last attempt, the request tells the broker to
@@ -49,11 +49,11 @@ class SendBack:
         # If its broker cannot move a damaged message, only a copy can be sent. The copy looks undamaged. So that no listener
         # gets the copy, it becomes a dead letter at once.
         is_last_attempt = (
-            level < 0
+            delay_level < 0
             or message.reconsume_times >= self._max_reconsume_times
             or (is_damaged and _cannot_be_moved(message))
         )
-        if self._send_back(message, DEAD_LETTER_LEVEL if is_last_attempt else level):
+        if self._send_back(message, DEAD_LETTER_LEVEL if is_last_attempt else delay_level):
             return self._record_sent_back(message, is_last_attempt)
         return (is_last_attempt or not is_damaged) and self._copy_to_retry_topic(message, is_last_attempt)
 
@@ -74,15 +74,17 @@ class SendBack:
             text = "message %s of %s is a dead letter now, in topic %s, after attempt %d"
             attempt = message.reconsume_times + 1
             logger.warning(text, message.msg_id, message.queue, dlq_topic(self._group), attempt)
-        with self._state.lock:
-            self._state.counts["sent back"] += 1
+        with self._member_state.lock:
+            self._member_state.counts["sent back"] += 1
         return True
 
-    def _send_back(self, message: ReceivedMessage, level: int) -> bool:
+    def _send_back(self, message: ReceivedMessage, delay_level: int) -> bool:
         if _cannot_be_moved(message):
             return False
         try:
-            self._port.send_back(self._group, message, level, self._max_reconsume_times, Deadline.after(TIMEOUT_S))
+            self._port.send_back(
+                self._group, message, delay_level, self._max_reconsume_times, Deadline.after(TIMEOUT_S)
+            )
         except RocketMQError as e:
             logger.warning("message %s could not be sent back by its broker: %s", message.msg_id, e)
             return False

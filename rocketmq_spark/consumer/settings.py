@@ -167,7 +167,7 @@ MAX_MESSAGES, MAX_WAIT_S = 32, 20.0
 
 # A user without a home folder, as in some containers, must set the option ``localOffsetsDir`` for broadcasting consumers.
 _DEFAULT_OFFSETS_FOLDER = Path("~/.rocketmq_offsets")
-_Range = tuple[str, float, float, float]
+_Range = tuple[str, float, float, float]  # an option, its value, and the smallest and the largest allowed value
 NameOnWire = Callable[[str], str]  # returns the name of a topic or group at brokers
 
 
@@ -238,7 +238,7 @@ class ConsumerSettings:
         """Return the settings for these options. ``name_on_wire`` adds the namespace or environment to a name."""
         environment, group = group_in_environment(options)
         batch_max_size = options.consume_message_batch_max_size
-        if options.arrow and "consume_message_batch_max_size" not in options.given:
+        if options.arrow and "consume_message_batch_max_size" not in options.given_fields:
             batch_max_size = MAX_CONSUME_BATCH
         return cls(
             group=group,
@@ -360,8 +360,11 @@ def allocation_strategy(options: Options, name_on_wire: NameOnWire = str) -> All
             "not report it; expected module:callable, "
             "or one of averagely, averagelyByCircle, consistentHash, config, machineRoom, environment"
         )
-    config: dict[str, Any] = {"allocationConfig": options.allocation_config, "machineRooms": machine_rooms or None}
+    optional_parameters: dict[str, Any] = {
+        "allocationConfig": options.allocation_config,
+        "machineRooms": machine_rooms or None,
+    }
     if strategy_name == "consistenthash":
-        config["onWire"] = name_on_wire
-    parameters = {name: value for name, value in config.items() if value is not None}
+        optional_parameters["onWire"] = name_on_wire
+    parameters = {name: value for name, value in optional_parameters.items() if value is not None}
     return partial(allocate, strategy, **parameters)

@@ -27,7 +27,7 @@ from rocketmq_spark.wire.names import group_problem
 MIN_INVISIBLE_S, MAX_INVISIBLE_S = 10.0, 43_200.0
 # The minimum time for which a Proxy holds a request without messages, even if a request asks for a shorter time.
 MIN_WAIT_S = 5.0
-_START_TIMEOUT_S, _END_TIMEOUT_S = 10.0, 5.0
+_SUBSCRIBE_TIMEOUT_S, _LEAVE_TIMEOUT_S = 10.0, 5.0
 
 
 class BaseSimpleConsumer(ClosedWhenDropped):
@@ -189,15 +189,15 @@ class BaseSimpleConsumer(ClosedWhenDropped):
     def _leave(self) -> None:
         if not self._has_left:
             self._is_leaving = True
-            self._member.close(Deadline.after(_END_TIMEOUT_S))
+            self._member.close(Deadline.after(_LEAVE_TIMEOUT_S))
             self._has_left = True  # set after the call, so that a second ``close`` repeats an interrupted call
 
-    def _send_filters(self, filters: dict[str, Filter], wait_s: float = _START_TIMEOUT_S) -> None:
+    def _send_filters(self, filters: dict[str, Filter], wait_s: float = _SUBSCRIBE_TIMEOUT_S) -> None:
         try:
             self._member.subscribe(filters, Deadline.after(wait_s))
         finally:
             if self._is_leaving:  # another thread left the group, but this request may have joined again
-                self._member.close(Deadline.after(_END_TIMEOUT_S))
+                self._member.close(Deadline.after(_LEAVE_TIMEOUT_S))
 
     def _send_request(self, request: Callable[[PoppedMessage, Deadline], None], message: PoppedMessage) -> None:
         self._owner.check(self._closed)

@@ -52,14 +52,14 @@ class ListenerTraces:
         return functools.partial(self._call_with_traces, listener, settings)
 
     def _start_deferred(self, settings: ConsumerSettings, messages: Any, context: Any) -> OutcomeCallback:
-        call = _call_or_none(_ListenerCall, settings, messages, context)
+        call = _call_or_none(_TracedCall, settings, messages, context)
         if call is None:
             return lambda outcome: None
         self._append(call.records_before_call)
         return functools.partial(self._append, call.records_after_call)
 
     def _call_with_traces(self, listener: Listener, settings: ConsumerSettings, messages: Any, context: Any) -> object:
-        call = _call_or_none(_ListenerCall, settings, messages, context)
+        call = _call_or_none(_TracedCall, settings, messages, context)
         if call is None:
             return listener(messages, context)
         self._append(call.records_before_call)
@@ -90,7 +90,7 @@ def _call_or_none(make: Callable[..., T], *args: Any) -> T | None:
     return result
 
 
-class _ListenerCall:
+class _TracedCall:
     """Creates the trace records of one call of a listener."""
 
     def __init__(self, settings: ConsumerSettings, messages: Sequence[ReceivedMessage], context: Any) -> None:

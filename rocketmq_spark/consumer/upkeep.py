@@ -21,7 +21,7 @@ from rocketmq_spark.consumer.group_health import COMPARISON_INTERVAL_S, ConsumeM
 from rocketmq_spark.consumer.offsets import OffsetRequests
 from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.reachability import Reachability
-from rocketmq_spark.consumer.rebalance import Allocation, StartOffset, allocate_clustering, wait_s
+from rocketmq_spark.consumer.rebalance import Allocation, StartOffset, allocate_clustering, rebalance_wait_s
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, InvalidParameter, RocketMQError, ServerFault
 from rocketmq_spark.model import Filter, MessageQueue
@@ -30,7 +30,7 @@ from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S = 30.0
+HEARTBEAT_INTERVAL_S = 30.0
 MIN_HEARTBEAT_GAP_S = 3.0  # the shortest interval of extra heartbeats to brokers that do not know this member
 
 
@@ -75,7 +75,9 @@ class PullMembership:
         if topic_filter is not None:
             self._offsets.queues(topic)
         if self._leave_group is None:
-            self._leave_group = self._member.join(self._settings.group, self.membership, request_handler, HEARTBEAT_S)
+            self._leave_group = self._member.join(
+                self._settings.group, self.membership, request_handler, HEARTBEAT_INTERVAL_S
+            )
         if topic_filter is not None:
             self._subscriptions.add(topic, topic_filter)
         else:
@@ -110,7 +112,7 @@ class PullMembership:
         """
         self.is_balanced, self._is_unlisted = True, False
         # The time is set before the requests, so that a call of ``check_soon`` during the requests has an effect.
-        self._next_check_at = self._clock.now() + wait_s(True, receives_notices=self._member.receives_notices)
+        self._next_check_at = self._clock.now() + rebalance_wait_s(True, receives_notices=self._member.receives_notices)
         start_offsets: dict[MessageQueue, StartOffset | None] = {}
         unavailable_brokers: set[str] = set()  # of each of these brokers, only the first queue waits for an answer
         for topic in self.topics:
@@ -127,7 +129,7 @@ class PullMembership:
             # The heartbeat registers this member again, and makes the broker notify all members.
             self._member.heartbeat(self._offsets.request_deadline())
         if not self.is_balanced:
-            self._next_check_at = min(self._next_check_at, self._clock.now() + wait_s(False))
+            self._next_check_at = min(self._next_check_at, self._clock.now() + rebalance_wait_s(False))
         return start_offsets
 
     def _start_offset(self, queue: MessageQueue, unavailable_brokers: MutableSet[str]) -> StartOffset | None:
@@ -142,7 +144,7 @@ class PullMembership:
                 unavailable_brokers.add(queue.broker_name)
             return None
         self._reachability.on_queue_read(queue.broker_name)
-        self._log_throttle.resolved((queue.topic, queue.broker_name))
+        self._log_throttle.mark_resolved((queue.topic, queue.broker_name))
         return start_offset
 
     def _allocation_of(self, topic: str) -> Allocation:
@@ -162,7 +164,7 @@ class PullMembership:
         if allocation.problem is not None or not members:
             self._log_unchanged_assignment(topic, allocation.problem or "no member is known yet")
         else:
-            self._log_throttle.resolved(topic)
+            self._log_throttle.mark_resolved(topic)
         return allocation
 
     def _log_unchanged_assignment(self, topic: str, reason: object) -> None:

@@ -40,7 +40,7 @@ REQUEST_TIMEOUT_S = 3.0
 _OFFSET_BITS, _MS_BITS = 31, 10
 _MAX_DISTANCE = 1 << _OFFSET_BITS - 1  # the last bits determine an offset that is at most this far from a known offset
 _MAX_DONE_S = (1 << 63 - _OFFSET_BITS) - 1
-_SEALED_NUMBERS = struct.Struct(">3Q")
+_DIGESTED_NUMBERS = struct.Struct(">3Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class CommittedProgress(NamedTuple):
         return CommittedOffsets(
             oldest_offset,
             packed_progress,
-            _seal(oldest_offset, packed_progress, self.newest_store_ms) << _MS_BITS | milliseconds,
+            _digest_of_numbers(oldest_offset, packed_progress, self.newest_store_ms) << _MS_BITS | milliseconds,
             self.newest_store_ms,
         )
 
@@ -103,16 +103,16 @@ class CommittedProgress(NamedTuple):
         ``oldest_offset``, because every message that is done was read.
         """
         oldest_offset, packed_progress, progress_ms, newest_store_ms = numbers
-        read_ahead = ((packed_progress - oldest_offset + _MAX_DISTANCE) & ((1 << _OFFSET_BITS) - 1)) - _MAX_DISTANCE
+        distance = ((packed_progress - oldest_offset + _MAX_DISTANCE) & ((1 << _OFFSET_BITS) - 1)) - _MAX_DISTANCE
         done_ms = (packed_progress >> _OFFSET_BITS) * 1000
-        seal, milliseconds = divmod(progress_ms, 1 << _MS_BITS)
-        if seal == _seal(oldest_offset, packed_progress, newest_store_ms):
+        numbers_digest, milliseconds = divmod(progress_ms, 1 << _MS_BITS)
+        if numbers_digest == _digest_of_numbers(oldest_offset, packed_progress, newest_store_ms):
             done_ms += milliseconds
-        return cls(Progress(oldest_offset, oldest_offset + max(0, read_ahead), done_ms), newest_store_ms)
+        return cls(Progress(oldest_offset, oldest_offset + max(0, distance), done_ms), newest_store_ms)
 
 
-def _seal(*numbers: int) -> int:
-    digest = hashlib.blake2b(_SEALED_NUMBERS.pack(*numbers), digest_size=8).digest()
+def _digest_of_numbers(*numbers: int) -> int:
+    digest = hashlib.blake2b(_DIGESTED_NUMBERS.pack(*numbers), digest_size=8).digest()
     return int.from_bytes(digest) >> 1 + _MS_BITS
 
 
@@ -128,7 +128,7 @@ class ProgressCommits:
         self._member = member
         self._group_names = group_names
         self._make_group = make_group
-        self._were_all_accepted, self._was_any_accepted = True, False
+        self._were_all_commits_accepted, self._was_any_commit_accepted = True, False
         # Queues for which an earlier release has committed a ``GROUP_done_ms`` above 0.
         self._queues_with_legacy_offset: set[MessageQueue] = set()
 
@@ -172,14 +172,14 @@ class ProgressCommits:
         )
         for index in (1, 0, 3, 2):
             self._commit(groups[index], {queue: numbers[queue][index] for queue in progress}, progress)
-        self._were_all_accepted = len(progress) == queue_count
-        return self._were_all_accepted
+        self._were_all_commits_accepted = len(progress) == queue_count
+        return self._were_all_commits_accepted
 
     def _commit(
         self, group: str, offsets: Mapping[MessageQueue, int], progress: dict[MessageQueue, CommittedProgress]
     ) -> None:
         errors = self._member.commit(group, offsets, Deadline.after(REQUEST_TIMEOUT_S))
-        self._was_any_accepted = self._was_any_accepted or len(errors) < len(offsets)
+        self._was_any_commit_accepted = self._was_any_commit_accepted or len(errors) < len(offsets)
         if offsets_without_group := {
             queue: offsets[queue] for queue, e in errors.items() if isinstance(e, GroupNotFound)
         }:
@@ -192,7 +192,7 @@ class ProgressCommits:
         if errors:
             error = next(iter(errors.values()))
             # Only the first failure is logged as a warning.
-            level = logging.WARNING if self._were_all_accepted else logging.INFO
+            level = logging.WARNING if self._were_all_commits_accepted else logging.INFO
             logger.log(level, "cannot commit the positions of %d queues as group %s now: %s", len(errors), group, error)
 
     def _create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
@@ -209,7 +209,7 @@ class ProgressCommits:
                 errors.update(self._member.commit(group, broker_offsets, Deadline.after(REQUEST_TIMEOUT_S)))
             except RocketMQError as e:
                 errors.update(dict.fromkeys(broker_offsets, e))
-        self._was_any_accepted = self._was_any_accepted or len(errors) < len(offsets)
-        if not self._was_any_accepted:
+        self._was_any_commit_accepted = self._was_any_commit_accepted or len(errors) < len(offsets)
+        if not self._was_any_commit_accepted:
             raise next(iter(errors.values()))
         return errors

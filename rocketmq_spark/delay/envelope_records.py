@@ -138,7 +138,7 @@ class BackPressure:
         self._reader = reader
         self._is_paused = False
         self._pause_deadline = Deadline(0.0)
-        self._silence_deadline = Deadline(0.0)
+        self._next_log_deadline = Deadline(0.0)
         self._is_full = False
 
     def apply(self) -> None:
@@ -153,9 +153,9 @@ class BackPressure:
     def on_full(self, error: SpoolFull, waiting_count: int) -> None:
         """Record that the disk had no room while the node holds ``waiting_count`` messages."""
         self._pause_deadline = Deadline.after(FULL_DISK_PAUSE_S)
-        if self._is_full and not self._silence_deadline.expired:
+        if self._is_full and not self._next_log_deadline.expired:
             return
-        self._is_full, self._silence_deadline = True, Deadline.after(FULL_DISK_LOG_S)
+        self._is_full, self._next_log_deadline = True, Deadline.after(FULL_DISK_LOG_S)
         logger.error(
             "no room for more delayed messages: until there is room, this node reads no messages and no recalls; the %d messages "
             "that it holds are sent when they are due, if the disk can be written: %s", waiting_count, error,
@@ -169,12 +169,12 @@ class BackPressure:
 
 
 class BrokerAvailability:
-    """Remembers brokers whose queues had an error; they are tried again after ``retry_s`` seconds. Not thread-safe."""
+    """Remembers brokers whose queues had an error; they are tried again after ``retry_pause_s`` seconds. Not thread-safe."""
 
-    def __init__(self, retry_s: float) -> None:
-        self._retry_s = retry_s
+    def __init__(self, retry_pause_s: float) -> None:
+        self._retry_pause_s = retry_pause_s
         self._retry_deadlines: dict[str, Deadline] = {}
-        self.has_any_answered = False
+        self.has_any_broker_answered = False
 
     def is_unavailable(self, queue: MessageQueue) -> bool:
         """Whether the queue's broker did not answer the last request."""
@@ -195,7 +195,7 @@ class BrokerAvailability:
             try:
                 step(queue)
                 self._retry_deadlines.pop(broker_name, None)
-                self.has_any_answered = True
+                self.has_any_broker_answered = True
             except SpoolError:
                 raise
             except Exception as e:  # wrong numbers from one broker must not stop the queues of other brokers
@@ -205,8 +205,8 @@ class BrokerAvailability:
                 level = logging.INFO if broker_name in self._retry_deadlines else logging.WARNING
                 text = "%s is neither taken over nor handed over while its broker does not answer as expected: %s"
                 logger.log(level, text, queue, e, exc_info=None if isinstance(e, RocketMQError) else e)
-                self._retry_deadlines[broker_name] = Deadline.after(self._retry_s)
-        if permanent_error is not None and not self.has_any_answered:
+                self._retry_deadlines[broker_name] = Deadline.after(self._retry_pause_s)
+        if permanent_error is not None and not self.has_any_broker_answered:
             raise permanent_error
 
 
@@ -223,7 +223,7 @@ class Retention:
         self._fetch_retention_ms = retention_ms
         self._longest_delays_ms: dict[str, int] = {}
         self._cached_retentions: dict[str, tuple[int | None, Deadline]] = {}
-        self._silence_deadline: dict[str, Deadline] = {}
+        self._next_log_deadlines: dict[str, Deadline] = {}
 
     def record_delay(self, broker_name: str, delay_ms: int) -> None:
         """Record that an envelope on this broker waits for ``delay_ms``."""
@@ -238,9 +238,9 @@ class Retention:
             if retention_ms is None or delay_ms < retention_ms:
                 continue
             brokers_with_short_retention.append(broker_name)
-            if broker_name in self._silence_deadline and not self._silence_deadline[broker_name].expired:
+            if broker_name in self._next_log_deadlines and not self._next_log_deadlines[broker_name].expired:
                 continue
-            self._silence_deadline[broker_name] = Deadline.after(LOG_REPEAT_S)
+            self._next_log_deadlines[broker_name] = Deadline.after(LOG_REPEAT_S)
             logger.warning(
                 "a message waits for %.1f hours, but %s keeps messages for %.1f hours: after that, only this disk has the "
                 "message; raise fileReservedTime of the broker above the longest delay",
@@ -340,13 +340,13 @@ def effect_of(rules: DeliveryRules, queue: MessageQueue, offset: int, body: byte
     """Return the effect of the envelope at ``offset``. A body that is no envelope is due at once, and becomes a dead letter. If
     only these rules forbid an envelope, it keeps its due time and its identity, and becomes a dead letter when it is due.
     """
-    due_ms, identity, delivery = 0, digest(body), rules.delivery(body)
+    due_ms, message_digest, delivery = 0, digest(body), rules.delivery(body)
     unrestricted_delivery = _unrestricted_delivery(body) if isinstance(delivery, DecodeError) else delivery
     if not isinstance(unrestricted_delivery, DecodeError):
-        due_ms, identity = _due_and_digest(unrestricted_delivery.envelope)
+        due_ms, message_digest = _due_and_digest(unrestricted_delivery.envelope)
         if unrestricted_delivery.original is None:
-            return EnvelopeEffect(None, due_ms, _identity_mark(due_ms, identity))
-    marks = (_identity_mark(due_ms, identity), (space_of(queue), place_of_offset(offset, due_ms)))
+            return EnvelopeEffect(None, due_ms, _identity_mark(due_ms, message_digest))
+    marks = (_identity_mark(due_ms, message_digest), (space_of(queue), place_of_offset(offset, due_ms)))
     return EnvelopeEffect(Record(DELAYED_KIND, body, now_ms, rules.target(delivery), marks=marks), due_ms)
 
 
@@ -359,12 +359,12 @@ def record_to_copy(record: Record) -> Record:
     """
     data = (open_dead_letter(record)[0] if record.kind == DEAD_LETTER_KIND else record).payload
     # These values are for a body that is not an envelope.
-    due_ms, identity, delivery = 0, digest(data), _unrestricted_delivery(data)
+    due_ms, message_digest, delivery = 0, digest(data), _unrestricted_delivery(data)
     if not isinstance(delivery, DecodeError) and delivery.original is not None:
-        due_ms, identity = _due_and_digest(delivery.envelope)
-        if identity != digest(delivery.original.properties.get(Property.UNIQ_KEY, "").encode()):
+        due_ms, message_digest = _due_and_digest(delivery.envelope)
+        if message_digest != digest(delivery.original.properties.get(Property.UNIQ_KEY, "").encode()):
             raise DecodeError(OTHER_ID_REASON)
-    return replace(record, marks=(_identity_mark(due_ms, identity),))
+    return replace(record, marks=(_identity_mark(due_ms, message_digest),))
 
 
 def _due_and_digest(envelope: DecodedEnvelope) -> tuple[int, bytes]:
@@ -372,8 +372,8 @@ def _due_and_digest(envelope: DecodedEnvelope) -> tuple[int, bytes]:
     return min(max(0, envelope.due_ms), _MAX_DUE_MS), envelope.identity[_DUE.size :]
 
 
-def _identity_mark(due_ms: int, identity: bytes) -> tuple[bytes, bytes]:
-    return IDENTITY, _DUE.pack(due_ms) + identity
+def _identity_mark(due_ms: int, message_digest: bytes) -> tuple[bytes, bytes]:
+    return IDENTITY, _DUE.pack(due_ms) + message_digest
 
 
 # The argument ``rules`` of ``copy_spool`` for a node's records.

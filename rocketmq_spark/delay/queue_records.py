@@ -17,7 +17,7 @@ from rocketmq_spark.spool.store import Store
 
 logger = logging.getLogger(__name__)
 
-PAGE = 2000
+PAGE = 2000  # the number of places that are read at once
 
 T = TypeVar("T")
 

@@ -94,22 +94,22 @@ def advanced_progress(
     committed_progress: Progress,
     oldest_offset: int,
     read_end: int,
-    first_waiting_ms: int | None,
+    first_waiting_due_ms: int | None,
     last_done_due_ms: int,
     now_ms: int,
 ) -> Progress:
     """Return the progress that follows ``committed_progress`` when a node has read up to ``read_end``, and no envelope before
     ``oldest_offset`` waits.
 
-    ``first_waiting_ms`` is the earliest due time of the waiting envelopes, and ``last_done_due_ms`` the latest due time of the
-    done envelopes. The new ``done_ms`` is at most ``now_ms``, even if ``last_done_due_ms`` or ``committed_progress`` has a later
-    moment. With a moment from a clock that was ahead, no progress would be committed until the clock reaches the moment again
-    (see ``followed_by``).
+    ``first_waiting_due_ms`` is the earliest due time of the waiting envelopes, and ``last_done_due_ms`` the latest due time of
+    the done envelopes. The new ``done_ms`` is at most ``now_ms``, even if ``last_done_due_ms`` or ``committed_progress`` has a
+    later moment. With a moment from a clock that was ahead, no progress would be committed until the clock reaches the moment
+    again (see ``followed_by``).
     """
     limited_progress = committed_progress.limited_to(now_ms)
     done_ms = min(now_ms, max(last_done_due_ms, limited_progress.done_ms))
-    if first_waiting_ms is not None:
-        done_ms = min(done_ms, max(0, first_waiting_ms - 1))
+    if first_waiting_due_ms is not None:
+        done_ms = min(done_ms, max(0, first_waiting_due_ms - 1))
     return limited_progress.followed_by(Progress(oldest_offset, read_end, done_ms))
 
 
@@ -451,8 +451,8 @@ def sink_row(
             raise DecodeError(
                 f"its properties have {size} bytes, which leaves no room for the properties that the sink adds"
             )
-        if refusal is not None and (why := refusal(envelope.topic)) is not None:
-            raise DecodeError(why[:_MAX_REASON_CHARS])
+        if refusal is not None and (reason := refusal(envelope.topic)) is not None:
+            raise DecodeError(reason[:_MAX_REASON_CHARS])
     except DecodeError as e:
         return dead_letter_row(data, e, dead_topic, max_bytes)
     return SinkRow(

@@ -46,14 +46,15 @@ from rocketmq_spark.wire.envelope import INNER_TOPIC
 logger = logging.getLogger(__name__)
 
 NO_PROGRESS = Progress(0, 0, 0)
-# The number of messages in a write, the seconds between two commits, the timeout of a poll, and the pause after a failed commit.
+# The number of messages in a write, the seconds between two commits, the timeout of a poll, and the pause after a failed commit,
+# after an unexpected error, or before the queues of a broker that failed are tried again.
 PAGE, COMMIT_S, POLL_S, RETRY_S = 2000, 0.5, 0.2, 5.0
 # The time and the size after which a call of ``turn`` stops gathering messages. Gathering saves requests, because each call
 # sends a request for every queue that has messages.
 GATHER_S, GATHER_BYTES = 0.02, 32 << 20
 # Within this time, the previous node of a queue notices that it has lost the queue, and commits its progress.
 HAND_OVER_S = 2.0
-# After JOIN_S without a queue, the node assumes that it will get no queue.
+# After JOIN_S without a queue, the node assumes that it will get no queue. PAUSE_S is the pause after a temporary error.
 JOIN_S, PAUSE_S = 30.0, 0.5
 # After a node has started a queue, it first reads the messages that the queue already had. Until then, but at most for this time,
 # the node sends nothing. Some of these messages may cancel other messages.
@@ -117,6 +118,7 @@ class DelayService:
         self._spool: SendSpool | None = None
         self._checkpoints: dict[MessageQueue, QueueCheckpoint] = {}
         self._commit_states: dict[MessageQueue, CommitState] = {}
+        # The end of the wait for the commit of the queue's previous node; None if there is no such wait yet.
         self._queues_to_start: dict[MessageQueue, Deadline | None] = {}
         # The checkpoints of the queues that will be handed over or started again. The checkpoint is None if the queue's progress
         # must not be committed.
@@ -301,13 +303,13 @@ class DelayService:
         self._availability.for_each(due_queues, self._check_commit)
 
     def _check_commit(self, queue: MessageQueue) -> None:
-        checkpoint = self._merge_committed(queue, self._checkpoints[queue])
+        checkpoint = self._merge_committed_progress(queue, self._checkpoints[queue])
         if checkpoint is None:
             self._restart([queue])
         else:
             self._checkpoints[queue] = checkpoint
 
-    def _merge_committed(self, queue: MessageQueue, checkpoint: QueueCheckpoint) -> QueueCheckpoint | None:
+    def _merge_committed_progress(self, queue: MessageQueue, checkpoint: QueueCheckpoint) -> QueueCheckpoint | None:
         """Return ``checkpoint``, extended by the committed progress of a queue. Return None if the queue was created again since
         ``checkpoint``.
 
@@ -357,7 +359,7 @@ class DelayService:
     def _hand_over(self, queue: MessageQueue) -> None:
         """Hand a queue over to another node."""
         checkpoint = self._revoked_queues[queue]
-        if checkpoint is not None and (checkpoint := self._merge_committed(queue, checkpoint)) is not None:
+        if checkpoint is not None and (checkpoint := self._merge_committed_progress(queue, checkpoint)) is not None:
             state = self._commit_states[queue]
             if state.committed_progress is not None and not state.conflict_count:
                 self._commit_progress({queue: checkpoint})
@@ -375,8 +377,10 @@ class DelayService:
             own_checkpoint is None or own_checkpoint.committed != committed.progress
         )
         if had_other_owner:
-            wait_until = self._queues_to_start[queue] = self._queues_to_start[queue] or Deadline.after(HAND_OVER_S)
-            if not wait_until.expired:
+            hand_over_deadline = self._queues_to_start[queue] = self._queues_to_start[queue] or Deadline.after(
+                HAND_OVER_S
+            )
+            if not hand_over_deadline.expired:
                 return
         bounds = self._member.bounds(queue, Deadline.after(REQUEST_TIMEOUT_S))
         checkpoint = self._starting_checkpoint(queue, own_checkpoint, committed, had_other_owner, bounds)
@@ -542,7 +546,7 @@ class DelayService:
         try:
             return self._reader.poll(timeout_s)
         except BrokerError as e:
-            if e.retriable or not self._availability.has_any_answered:
+            if e.retriable or not self._availability.has_any_broker_answered:
                 raise
             logger.log(self._log_throttle.level("poll", e), "a broker refuses a pull, which is repeated: %s", e)
             return []
@@ -595,7 +599,7 @@ class DelayService:
         """Commit the progress of queues. Returns whether all commits succeeded. Failed commits are repeated next time; until
         then, brokers have an older progress, which is safe.
         """
-        first_waiting_ms = self._records.first_due_ms()
+        first_waiting_due_ms = self._records.first_due_ms()
         now_ms, last_done_due_ms = self._now_ms(), self._store.last_done_due_ms
         progress_to_commit: dict[MessageQueue, CommittedProgress] = {}
         for queue, checkpoint in checkpoints.items():
@@ -611,7 +615,7 @@ class DelayService:
             )
             done_ms = max(last_done_due_ms, state.proven_progress.done_ms)
             progress = advanced_progress(
-                checkpoint.committed, oldest_offset, checkpoint.read_end, first_waiting_ms, done_ms, now_ms
+                checkpoint.committed, oldest_offset, checkpoint.read_end, first_waiting_due_ms, done_ms, now_ms
             )
             previous_progress = None if state.committed_progress is None else state.committed_progress.progress
             # All envelopes were done at the last commit, and all are done now, so a newer ``done_ms`` adds nothing.

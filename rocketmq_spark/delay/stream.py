@@ -184,7 +184,7 @@ class _WaitingEnvelopes(StatefulProcessor):
         self._topics = topics
         self._sink = sink
         self._sink_checks: SinkChecks | None = None  # created in the worker
-        self._batch: Any = None
+        self._batch_time_ms: Any = None
         self._returned_rows = self._returned_bytes = 0
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -230,25 +230,25 @@ class _WaitingEnvelopes(StatefulProcessor):
         among the timers. If the key has used its share, it goes behind all keys that are due now, but not behind keys that
         become due later.
         """
-        now_ms, at_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
-        returned_before = self._returned_rows_and_bytes(now_ms)
+        now_ms, expiry_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
+        earlier_rows_and_bytes = self._returned_rows_and_bytes(now_ms)
         if not self._has_room():
             # The state of the key is not read here: Spark may come here for any number of keys, and each read would take time.
             # The new time must differ from the time of this timer, because Spark deletes this timer after the call.
-            self._handle.registerTimer(at_ms ^ 1)
+            self._handle.registerTimer(expiry_ms ^ 1)
             return
         if self._legacy_bodies.exists():
             self._add(portions(bytes(body) for (body,) in self._legacy_bodies.get()))
             self._legacy_bodies.clear()
         if (span := self._span_state.get()) is None:
             return
-        first, end, is_clean = span
-        if not is_clean and end - first > 1:
-            self._drop_repeated_and_cancelled(first, end)
-        for number in range(first, end):
-            if number > first and not (self._has_room() and self._has_room(_KEY_SHARE, returned_before)):
-                self._span_state.update((number, end, True))
-                self._handle.registerTimer(max(now_ms, at_ms + 1))
+        first_number, end_number, is_clean = span
+        if not is_clean and end_number - first_number > 1:
+            self._drop_repeated_and_cancelled(first_number, end_number)
+        for number in range(first_number, end_number):
+            if number > first_number and not (self._has_room() and self._has_room(_KEY_SHARE, earlier_rows_and_bytes)):
+                self._span_state.update((number, end_number, True))
+                self._handle.registerTimer(max(now_ms, expiry_ms + 1))
                 return
             yield from self._rows(self._portion(number))
             self._portion_state.removeKey((number,))
@@ -256,41 +256,44 @@ class _WaitingEnvelopes(StatefulProcessor):
 
     def _returned_rows_and_bytes(self, now_ms: int) -> tuple[int, int]:
         """Return how many rows, and how many bytes, this task has returned in this micro-batch."""
-        if now_ms != self._batch:
-            self._batch, self._returned_rows, self._returned_bytes = now_ms, 0, 0
+        if now_ms != self._batch_time_ms:
+            self._batch_time_ms, self._returned_rows, self._returned_bytes = now_ms, 0, 0
         return self._returned_rows, self._returned_bytes
 
-    def _has_room(self, share: float = 1.0, returned_before: tuple[int, int] = (0, 0)) -> bool:
-        """Whether this task may return more rows in this micro-batch: since ``returned_before``, it has returned less than
-        ``share`` of its limits.
+    def _has_room(self, share: float = 1.0, earlier_rows_and_bytes: tuple[int, int] = (0, 0)) -> bool:
+        """Whether this task may return more rows in this micro-batch: besides ``earlier_rows_and_bytes``, it has returned less
+        than ``share`` of its limits.
         """
-        row_count, byte_count = returned_before
+        row_count, byte_count = earlier_rows_and_bytes
         return (
             self._returned_rows - row_count < share * _MAX_ROWS
             and self._returned_bytes - byte_count < share * _MAX_BYTES
         )
 
     def _add(self, new_portions: Iterable[list[bytes]]) -> None:
-        first, end, is_clean = self._span_state.get() or (0, 0, False)
+        first_number, end_number, is_clean = self._span_state.get() or (0, 0, False)
         for portion in new_portions:
-            self._portion_state.updateValue((end,), (pack(portion),))
-            end += 1
+            self._portion_state.updateValue((end_number,), (pack(portion),))
+            end_number += 1
         # Cancellations that arrive after the timer has fired are too late. A late cancellation is not applied, because each
         # late cancellation would need a read of all waiting envelopes.
-        self._span_state.update((first, end, is_clean))
+        self._span_state.update((first_number, end_number, is_clean))
 
     def _portion(self, number: int) -> list[bytes]:
         state = self._portion_state.getValue((number,))
         assert state is not None
         return list(unpack(bytes(state[0])))
 
-    def _drop_repeated_and_cancelled(self, first: int, end: int) -> None:
+    def _drop_repeated_and_cancelled(self, first_number: int, end_number: int) -> None:
         """Remove repeated and cancelled envelopes from all portions, with one portion in memory at a time."""
         cancelled_identities = {
-            identity_of(body) for n in range(first, end) for body in self._portion(n) if is_cancellation(body)
+            identity_of(body)
+            for n in range(first_number, end_number)
+            for body in self._portion(n)
+            if is_cancellation(body)
         }
         seen_identities = set(cancelled_identities)
-        for number in range(first, end):
+        for number in range(first_number, end_number):
             bodies = self._portion(number)
             kept_bodies = []
             for body in bodies:
@@ -311,15 +314,18 @@ class _WaitingEnvelopes(StatefulProcessor):
         checks = self._sink_checks = self._sink_checks or SinkChecks(self._sink, _COLUMNS)
         return self._checked_rows(without_duplicates(bodies), checks)
 
-    def _checked_rows(self, bodies: Iterator[bytes], sink: SinkChecks) -> Iterator[Row]:
+    def _checked_rows(self, bodies: Iterator[bytes], sink_checks: SinkChecks) -> Iterator[Row]:
         """Return the rows of all bodies. A message that the sink would refuse becomes a dead letter, because the error of the
         sink would end the query.
         """
         while page := list(itertools.islice(bodies, _CHECK_PAGE_ROWS)):
-            rows = [sink_row(body, self._dead_topic, self._topics, sink.max_bytes, sink.refusal) for body in page]
-            for index, why in sink.rejection_reasons(rows).items():
-                error = DecodeError(f"the sink does not accept the message in this envelope: {why}")
-                rows[index] = dead_letter_row(page[index], error, self._dead_topic, sink.max_bytes)
+            rows = [
+                sink_row(body, self._dead_topic, self._topics, sink_checks.max_bytes, sink_checks.refusal)
+                for body in page
+            ]
+            for index, reason in sink_checks.rejection_reasons(rows).items():
+                error = DecodeError(f"the sink does not accept the message in this envelope: {reason}")
+                rows[index] = dead_letter_row(page[index], error, self._dead_topic, sink_checks.max_bytes)
             yield from map(_row, rows)
 
 
@@ -331,9 +337,9 @@ def _check_requirements(messages: DataFrame) -> None:
     problems = []
     body_type = dict(messages.dtypes).get("body")
     if not messages.isStreaming or body_type != "binary":
-        what = "a stream" if messages.isStreaming else "no stream"
+        stream_text = "a stream" if messages.isStreaming else "no stream"
         problems.append(
-            f"delayed() got {what} whose column 'body' is {body_type}; "
+            f"delayed() got {stream_text} whose column 'body' is {body_type}; "
             f"expected readStream of topic {INNER_TOPIC!r}, where it is binary"
         )
     if (provider := messages.sparkSession.conf.get(_PROVIDER_SETTING, None)) != _ROCKSDB_PROVIDER:

@@ -48,13 +48,13 @@ class Endpoints:
         self._next_start_index = 0  # index of the endpoint that the next call without a preferred endpoint tries first
         self._lock = threading.Lock()
 
-    def choose(self, preferred: str | None, now_s: float) -> str:
-        """Return the ``preferred`` address; without one, the address whose turn it is. If calls avoid the chosen address, return
-        the next address that calls do not avoid. If calls avoid all addresses, return the chosen address.
+    def choose(self, preferred_address: str | None, now_s: float) -> str:
+        """Return ``preferred_address``; without it, the address whose turn it is. If calls avoid the chosen address, return the
+        next address that calls do not avoid. If calls avoid all addresses, return the chosen address.
         """
         with self._lock:
-            if preferred in self.addresses:
-                start_index = self.addresses.index(preferred)
+            if preferred_address in self.addresses:
+                start_index = self.addresses.index(preferred_address)
             else:
                 start_index, self._next_start_index = (
                     self._next_start_index % len(self.addresses),
@@ -144,7 +144,7 @@ MAX_PUSHED_BYTES = 16 << 20
 # gRPC pings while messages arrive, to measure the connection, and the answer to a ping waits behind these messages. So gRPC's
 # time-out of pings must be longer than a consumer waits for messages. The default is a minute.
 _PING_TIMEOUT_MS = 30_000
-_FIRST_RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2_000
+_FIRST_RECONNECT_BACKOFF_MS, _MAX_RECONNECT_BACKOFF_MS = 100, 2_000
 # Maximum time of one attempt to connect, even if option 'connectTimeout' is longer. gRPC continues an attempt after the end of
 # the call that started it.
 _MAX_CONNECT_MS = 20_000
@@ -345,9 +345,9 @@ class ProxyChannel:
             ("grpc.client_idle_timeout_ms", _IDLE_MS),
             ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
             ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),
-            ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_MS),
+            ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_BACKOFF_MS),
             ("grpc.min_reconnect_backoff_ms", min(_MAX_CONNECT_MS, round(1000 * self._connect_timeout_s))),
-            ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),
+            ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_BACKOFF_MS),
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1),
@@ -393,6 +393,7 @@ class ProxyChannel:
         return credentials
 
     def _end_with_connection(self, error: OptionError) -> OptionError:
+        """Drop the channel when its connection ends. Returns ``error``."""
         with self._lock:
             channel = self._channel
             if channel is None or self._ends_with_connection:

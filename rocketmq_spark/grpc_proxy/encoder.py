@@ -151,16 +151,17 @@ class ProxyEncoder:
     def __init__(
         self, name_on_wire: Callable[[str], str], host: str, messages_of: Callable[[SendRequest], Sequence[SentMessage]]
     ) -> None:
-        self._on_wire = name_on_wire
+        self._name_on_wire = name_on_wire
         self._host = host
         self._messages_of = messages_of
+        # The topic and the born time of the last encoder, and this encoder.
         self._last_encoder = "", 0, RequestEncoder(TopicName("", ""), 0, host)
 
     def encoder_of(self, topic: str, born_ms: int) -> RequestEncoder:
         """Return the encoder of messages for a topic with this born time."""
         last_topic, last_born_ms, encoder = self._last_encoder
         if (last_topic, last_born_ms) != (topic, born_ms):
-            encoder = RequestEncoder(TopicName(topic, self._on_wire(topic)), born_ms, self._host)
+            encoder = RequestEncoder(TopicName(topic, self._name_on_wire(topic)), born_ms, self._host)
             self._last_encoder = topic, born_ms, encoder
         return encoder
 
@@ -198,7 +199,7 @@ class RequestEncoder:
                 content_field("SystemProperties", "born_host", host.encode()),
             )
         )
-        self._map_keys: dict[str, bytes] = {}
+        self._property_starts: dict[str, bytes] = {}
 
     def __call__(self, message: SentMessage) -> ProxyItem:
         """Encode a message. Raises ``MessageRefused`` for a property for which the protocol has no field."""
@@ -222,30 +223,32 @@ class RequestEncoder:
                 topic=self._topic.name,
                 remedy="Send the flag as a property, or use transport=remoting",
             )
-        fields, system, has_type = self.common_fields, self.common_system_fields, False
+        fields, system_fields, has_type = self.common_fields, self.common_system_fields, False
         for name, value in message.properties.items():
             data = value.encode()
             if name in TEXT_FIELDS:
-                system += TEXT_FIELDS[name] + VARINTS[len(data)] + data
+                system_fields += TEXT_FIELDS[name] + VARINTS[len(data)] + data
             elif name not in RESERVED_PROPERTIES:
-                key = self._map_keys.get(name) or self.property_start(name)
-                entry = key + VARINTS[len(data)] + data
+                property_start = self._property_starts.get(name) or self.property_start(name)
+                entry = property_start + VARINTS[len(data)] + data
                 fields += USER_PROPERTY_FIELD + VARINTS[len(entry)] + entry
             elif name == Property.KEYS:
-                system += b"".join([KEYS_FIELD + VARINTS[len(key)] + key for key in data.split(KEY_SEPARATOR_BYTES)])
+                system_fields += b"".join(
+                    [KEYS_FIELD + VARINTS[len(key)] + key for key in data.split(KEY_SEPARATOR_BYTES)]
+                )
             elif name in _TYPED_PROPERTIES:
                 has_type = True
             elif name not in PROXY_PROPERTIES:
                 raise MessageRefused(
                     f"property {name} cannot be sent through the Proxy over gRPC", topic=self._topic.name
                 )
-        system += self._type_fields(message.properties) if has_type else NORMAL_TYPE_FIELD
-        return fields + SYSTEM_FIELD + VARINTS[len(system)] + system
+        system_fields += self._type_fields(message.properties) if has_type else NORMAL_TYPE_FIELD
+        return fields + SYSTEM_FIELD + VARINTS[len(system_fields)] + system_fields
 
     def property_start(self, name: str) -> bytes:
         """Return the encoded start of an entry of the user's properties: its name and the key of its value."""
         data = name.encode()
-        self._map_keys[name] = start = MAP_KEY + VARINTS[len(data)] + data + MAP_VALUE
+        self._property_starts[name] = start = MAP_KEY + VARINTS[len(data)] + data + MAP_VALUE
         return start
 
     def _type_fields(self, properties: Mapping[str, str]) -> bytes:

@@ -325,10 +325,10 @@ class ProxyMember:
 
     def _on_settings(self, address: str, settings: Any) -> None:
         if settings.HasField("backoff_policy"):
-            group_settings = group_policy(settings)
+            policy = group_policy(settings)
             with self._lock:
-                self._is_fifo_by_endpoint[address] = group_settings.ordered
-                self._policy = replace(group_settings, ordered=all(self._is_fifo_by_endpoint.values()))
+                self._is_fifo_by_endpoint[address] = policy.ordered
+                self._policy = replace(policy, ordered=all(self._is_fifo_by_endpoint.values()))
 
     def _settings(self) -> Any:
         settings = self._proxy.settings(ClientType.SIMPLE_CONSUMER)

@@ -44,20 +44,20 @@ from rocketmq_spark.grpc_proxy.tables import FIELDS, PACKAGE, Code, ProtoField
 from rocketmq_spark.model import SendStatus
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
-_CACHED_NUMBERS = 1 << 14
+_CACHED_NUMBERS_LIMIT = 1 << 14
 
 
 class _Varints(dict[int, bytes]):
     """Numbers in protobuf's encoding. Caches small numbers, which are needed often."""
 
     def __missing__(self, number: int) -> bytes:
-        encoded, rest = bytearray(), number
-        while rest > 0x7F:
-            encoded.append(rest & 0x7F | 0x80)
-            rest >>= 7
-        encoded.append(rest)
-        varint = bytes(encoded)
-        if number < _CACHED_NUMBERS:
+        encoded_bytes, remaining_number = bytearray(), number
+        while remaining_number > 0x7F:
+            encoded_bytes.append(remaining_number & 0x7F | 0x80)
+            remaining_number >>= 7
+        encoded_bytes.append(remaining_number)
+        varint = bytes(encoded_bytes)
+        if number < _CACHED_NUMBERS_LIMIT:
             self[number] = varint
         return varint
 
@@ -152,8 +152,8 @@ def _add_field(message: descriptor_pb2.DescriptorProto, field: ProtoField) -> No
 
 def set_ms(timestamp: Any, epoch_ms: int) -> None:
     """Set a field of kind ``time``, to ms since 1970."""
-    timestamp.seconds, rest = divmod(epoch_ms, 1000)
-    timestamp.nanos = rest * 1_000_000
+    timestamp.seconds, remaining_ms = divmod(epoch_ms, 1000)
+    timestamp.nanos = remaining_ms * 1_000_000
 
 
 def get_ms(timestamp: Any) -> int:
@@ -164,8 +164,8 @@ def get_ms(timestamp: Any) -> int:
 def set_seconds(duration: Any, seconds: float) -> None:
     """Set a field of kind ``duration``."""
     microseconds = round(seconds * 1_000_000)
-    duration.seconds, rest = divmod(microseconds, 1_000_000)
-    duration.nanos = rest * 1000
+    duration.seconds, remaining_microseconds = divmod(microseconds, 1_000_000)
+    duration.nanos = remaining_microseconds * 1000
 
 
 def get_seconds(duration: Any) -> float:
@@ -256,14 +256,14 @@ def _rejection_text(code: int) -> str:
     return f"the Proxy rejected the request: {name.lower().replace('_', ' ')}"
 
 
-def error_from_grpc(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
+def error_from_grpc(status: str, details: str, addr: str, uses_tls: bool) -> RocketMQError:
     """Return the error for a call without an answer. ``status`` is the name of gRPC's status code, ``details`` its text."""
-    error = _error_from_grpc(status, details, addr, tls)
+    error = _error_from_grpc(status, details, addr, uses_tls)
     error.unsent = status == "UNAVAILABLE" and any(part in details for part in _NO_CONNECTION)
     return error
 
 
-def _error_from_grpc(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
+def _error_from_grpc(status: str, details: str, addr: str, uses_tls: bool) -> RocketMQError:
     match status:
         case "DEADLINE_EXCEEDED":
             return CallTimeout("the Proxy did not answer in time", addr)
@@ -286,13 +286,13 @@ def _error_from_grpc(status: str, details: str, addr: str, tls: bool) -> RocketM
                 remark=details,
                 remedy="Name the authority of the certificate with option 'tlsCaFile'",
             )
-        case "UNAVAILABLE" if tls and any(part in details for part in _NO_TLS):
+        case "UNAVAILABLE" if uses_tls and any(part in details for part in _NO_TLS):
             return ConnectionLost(
                 "the server at this address does not support TLS", addr, remark=details, remedy="See option 'tls'"
             )
         case "UNAVAILABLE" | "CANCELLED":
             remedy = "Check that the Proxy runs and its gRPC port is reachable from here"
-            remedy += "" if tls else "; if it requires TLS, set option 'tls'"
+            remedy += "" if uses_tls else "; if it requires TLS, set option 'tls'"
             # A remoting server closes the connection, because it reads the first bytes of HTTP/2 as the length of a frame.
             if _SOCKET_CLOSED in details:
                 remedy += (

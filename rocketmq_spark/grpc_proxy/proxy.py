@@ -97,20 +97,20 @@ class Proxy:
         """Return a topic or group as a ``Resource``."""
         return proto("Resource")(name=self.name_on_wire(name))
 
-    def channel(self, preferred: str | None = None) -> ProxyChannel:
-        """Return the channel of the endpoint that ``Endpoints.choose`` returns for ``preferred``."""
-        return self._channels[self._endpoints.choose(preferred, time.monotonic())]
+    def channel(self, preferred_address: str | None = None) -> ProxyChannel:
+        """Return the channel of the endpoint that ``Endpoints.choose`` returns for ``preferred_address``."""
+        return self._channels[self._endpoints.choose(preferred_address, time.monotonic())]
 
     def channel_of(self, address: str) -> ProxyChannel:
         """Return the channel of one endpoint."""
         return self._channels[address]
 
     def request(
-        self, rpc: Rpc, request: Any, deadline: Deadline, topic: str | None = None, preferred: str | None = None
+        self, rpc: Rpc, request: Any, deadline: Deadline, topic: str | None = None, preferred_address: str | None = None
     ) -> Any:
         """Return a successful answer, or raise ``RocketMQError``. If an endpoint cannot be reached, tries the next endpoint."""
         for untried_count in range(len(self.addresses), 0, -1):
-            channel = self.channel(preferred)
+            channel = self.channel(preferred_address)
             call_deadline = self._endpoints.call_deadline(channel.address, deadline, untried_count)
             try:
                 answer = channel.invoke(rpc, request, call_deadline)
@@ -180,20 +180,20 @@ _SETTINGS_TIMEOUT_S = 30.0
 class TelemetryStream:
     """The telemetry stream of one endpoint, with its thread.
 
-    ``settings`` returns the settings to send. ``on_settings`` receives the Proxy's settings, ``on_half_check`` its checks of half
-    messages; both are called on the thread of the stream.
+    ``make_settings`` returns the settings to send. ``on_settings`` receives the Proxy's settings, ``on_half_check`` its checks
+    of half messages; both are called on the thread of the stream.
     """
 
     def __init__(
         self,
         channel: ProxyChannel,
-        settings: Callable[[], Any],
+        make_settings: Callable[[], Any],
         on_settings: OnSettings,
         on_half_check: OnSettings = lambda command: None,
     ) -> None:
         self._on_half_check = on_half_check
         self._channel = channel
-        self._settings = settings
+        self._make_settings = make_settings
         self._on_settings = on_settings
         # ``with`` blocks take the lock itself, not the condition, so that Ctrl-C cannot leave the lock locked.
         self._lock = threading.RLock()
@@ -275,9 +275,9 @@ class TelemetryStream:
             call.cancel()
 
     def _enqueue_settings(self) -> None:
-        # ``_settings`` is called first, because it may raise an error. In this case, no settings are sent and no answer is
+        # ``_make_settings`` is called first, because it may raise an error. In this case, no settings are sent and no answer is
         # expected.
-        command = proto("TelemetryCommand")(settings=self._settings())
+        command = proto("TelemetryCommand")(settings=self._make_settings())
         self._unanswered_settings.append((self._settings_version, time.monotonic()))
         self._outgoing.put(command)
 

@@ -34,7 +34,7 @@ OnSent = Callable[[SendResult | RocketMQError], None]
 # at most this many groups have a request in flight at an endpoint.
 QUEUES_PER_ENDPOINT = 16
 UNKNOWN_QUEUE_ID = -1
-ROUTE_AGE_S = 30.0
+ROUTE_MAX_AGE_S = 30.0
 # Maximum number of chains of one batch in flight. A batch has many chains if its messages are of many groups.
 _MAX_PARALLEL_CHAINS = 32
 # Maximum number of topics whose routes ``has_master`` requests. The number is small, because every failed send calls
@@ -148,7 +148,7 @@ class ProxySender:
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
         request = proto("QueryRouteRequest")(topic=self._proxy.resource(topic), endpoints=self._proxy.endpoints())
         try:
-            self._proxy.request(QUERY_ROUTE, request, deadline, topic, preferred=broker_name)
+            self._proxy.request(QUERY_ROUTE, request, deadline, topic, preferred_address=broker_name)
         except RocketMQError:
             return False
         return True
@@ -190,7 +190,7 @@ def _route(proxy: Proxy, routes: dict[str, _Route], topic: str, deadline: Deadli
     type_numbers = {number for queue in queues for number in queue.accept_message_types}
     types = frozenset(kind for kind in MessageType if kind in type_numbers)
     virtual_queues = cached_route.queues if cached_route else _virtual_queues(topic, proxy.addresses)
-    routes[topic] = _Route(types, virtual_queues, time.monotonic() + ROUTE_AGE_S)
+    routes[topic] = _Route(types, virtual_queues, time.monotonic() + ROUTE_MAX_AGE_S)
     return routes[topic]
 
 
@@ -283,7 +283,7 @@ class _ParallelSend:
         if next_chain is not None:
             self._send(next_chain)
         elif is_over and self._error is not None:
-            self._error.stored, self._error.behind = _results_by_id(self._results), tuple(self._unsent_ids)
+            self._error.stored, self._error.skipped_ids = _results_by_id(self._results), tuple(self._unsent_ids)
             self._on_sent(self._error)
         elif is_over:
             self._on_sent(_combined_result([result for result, _ in self._results]))

@@ -57,7 +57,7 @@ class ProxyTransactions:
         self._checks: dict[object, tuple[str, HalfCheck, _Coalescer]] = {}
         self._groups_by_topic: _GroupsByTopic = {}
         self._accepted_topics: set[str] = set()  # topics that the Proxy has accepted
-        self._streams: dict[str, TelemetryStream] = {}
+        self._streams: dict[str, TelemetryStream] = {}  # by endpoint
         self._timer: Timer | None = None
 
     def join(self, group: str, check: HalfCheck) -> Callable[[Deadline], None]:

@@ -94,16 +94,18 @@ class LocalBroker(Closeable):
             )
         self.version = version
         self.queues = queues
-        self._specs = [
+        self._broker_specs = [
             BrokerSpec(name, broker_id) for name in servers.broker_names(brokers) for broker_id in range(slaves + 1)
         ]
-        self._name_servers = servers.name_server_names(name_servers)
+        self._name_server_names = servers.name_server_names(name_servers)
         self._conf = servers.checked_conf(conf or {})
         self._data = Path(data).expanduser().absolute() if data is not None else None
         self._has_proxy = isinstance(proxy, Mapping) or proxy
-        self._proxy_conf = servers.checked_conf(proxy if isinstance(proxy, Mapping) else {}, allowed=["proxyMode"])
+        self._proxy_conf = servers.checked_conf(
+            proxy if isinstance(proxy, Mapping) else {}, allowed_settings=["proxyMode"]
+        )
         self._has_local_proxy = servers.proxy_mode(self._proxy_conf) == servers.LOCAL
-        self._refuse_more_than_one(len(self._specs))
+        self._refuse_more_than_one_broker(len(self._broker_specs))
         if self._has_local_proxy and servers.TLS_CERT_FIELD in self._proxy_conf:
             raise LocalBrokerError(
                 f"A proxy in LOCAL mode takes no {servers.TLS_CERT_FIELD}: its broker would demand TLS, too",
@@ -130,10 +132,10 @@ class LocalBroker(Closeable):
         self.start()
         return self
 
-    def _refuse_more_than_one(self, brokers: int) -> None:
-        if self._has_local_proxy and brokers > 1:
+    def _refuse_more_than_one_broker(self, broker_count: int) -> None:
+        if self._has_local_proxy and broker_count > 1:
             raise LocalBrokerError(
-                f"A proxy in LOCAL mode runs in the process of one broker, but there are {brokers}",
+                f"A proxy in LOCAL mode runs in the process of one broker, but there are {broker_count}",
                 remedy="Ask for one broker without slaves, or omit proxyMode",
             )
 
@@ -170,7 +172,9 @@ class LocalBroker(Closeable):
             with distribution.writing_to(self._data or cache):
                 reservation = reserve(cache / "run", self._data, self._keeps_data)
                 cluster_workspace = Workspace(reservation, java, cache / "archives", self._ports)
-            self._servers = ClusterServers(cluster_workspace, start_settings, self._name_servers, self._specs)
+            self._servers = ClusterServers(
+                cluster_workspace, start_settings, self._name_server_names, self._broker_specs
+            )
             atexit.register(self.close)
             try:
                 with distribution.writing_to(reservation.data):
@@ -219,12 +223,12 @@ class LocalBroker(Closeable):
     @property
     def brokers(self) -> list[str]:
         """Names of the brokers, running or not, without slaves."""
-        return [spec.name for spec in self._specs if spec.broker_id == 0]
+        return [spec.name for spec in self._broker_specs if spec.broker_id == 0]
 
     @property
     def slaves(self) -> list[str]:
         """Names of the slaves: ``broker-a-slave-1``."""
-        return [spec.name for spec in self._specs if spec.broker_id > 0]
+        return [spec.name for spec in self._broker_specs if spec.broker_id > 0]
 
     @property
     def data(self) -> Path:
@@ -285,7 +289,9 @@ class LocalBroker(Closeable):
         )
         existing_queues = self.admin.queues_of(name, brokers)
         brokers_to_resize = [
-            broker for broker, data in existing_queues.items() if {data.read_queues, data.write_queues} != {queues}
+            broker
+            for broker, queue_data in existing_queues.items()
+            if {queue_data.read_queues, queue_data.write_queues} != {queues}
         ]
         if brokers_to_resize and not resize:
             raise LocalBrokerError(
@@ -298,7 +304,7 @@ class LocalBroker(Closeable):
             self.admin.resize_topic(name, queues, brokers_to_resize)
         if new_brokers:
             self.admin.create_topic(name, queues, new_brokers, attributes=attributes)
-        for spec in self._specs:
+        for spec in self._broker_specs:
             if spec.broker_id > 0 and spec.broker_name in {*new_brokers, *brokers_to_resize} and self.pid(spec.name):
                 _running_servers(self).registration.copy_topic(
                     name, spec.broker_name, _running_servers(self).server(spec.name)
@@ -334,11 +340,11 @@ class LocalBroker(Closeable):
         """Add a broker without slaves, with ``conf`` as settings of its broker.conf. Returns the name of the broker when the
         broker is registered.
         """
-        self._refuse_more_than_one(len(self._specs) + 1)
+        self._refuse_more_than_one_broker(len(self._broker_specs) + 1)
         with self._lock, _starting_on(self.data):
             spec = BrokerSpec(servers.broker_names(len(self.brokers) + 1)[-1], 0)
             _own_servers(self).bring_up(spec, Deadline.after(self._start_timeout_s), servers.checked_conf(conf or {}))
-            self._specs.append(spec)
+            self._broker_specs.append(spec)
             return spec.name
 
 
@@ -356,20 +362,20 @@ def _starting_on(folder: Path) -> Iterator[None]:
             raise
 
 
-def _running_servers(mq: LocalBroker) -> ClusterServers:
-    if mq._servers is None:
+def _running_servers(local_broker: LocalBroker) -> ClusterServers:
+    if local_broker._servers is None:
         raise LocalBrokerError("This LocalBroker is not running", remedy="Use it in a with block, or call start()")
-    return mq._servers
+    return local_broker._servers
 
 
-def _own_servers(mq: LocalBroker) -> ClusterServers:
+def _own_servers(local_broker: LocalBroker) -> ClusterServers:
     """Return the servers of a cluster. Raises an error in a forked process, because only the process that started the servers
     can control them.
     """
-    cluster_servers = _running_servers(mq)
-    if os.getpid() != mq._pid:
+    cluster_servers = _running_servers(local_broker)
+    if os.getpid() != local_broker._pid:
         raise LocalBrokerError(
-            f"This LocalBroker belongs to process {mq._pid}, from which this one was forked",
+            f"This LocalBroker belongs to process {local_broker._pid}, from which this one was forked",
             remedy="Control it in that process. This process can use its name_server: Admin(mq.name_server)",
         )
     return cluster_servers

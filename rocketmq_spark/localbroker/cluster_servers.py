@@ -39,7 +39,7 @@ class Registration:
         # One client for each name server, because a client of several name servers uses the first server that answers.
         self._admin_by_server = [(server, BaseAdmin(server.address)) for server in name_servers]
         self._rpc_client = RpcClient(Pool(ConnectOptions()))
-        self._last_trigger_s: dict[str, float] = {}
+        self._last_trigger_s_by_broker: dict[str, float] = {}
 
     def shows(self, spec: BrokerSpec, server: Server) -> bool:
         """Whether every running name server shows this broker to clients."""
@@ -61,10 +61,10 @@ class Registration:
             return True
         now = time.monotonic()
         if (
-            now - self._last_trigger_s.get(spec.name, 0.0) > _TRIGGER_INTERVAL_S
+            now - self._last_trigger_s_by_broker.get(spec.name, 0.0) > _TRIGGER_INTERVAL_S
             and _BOOT_LINE in server.output_since_start()
         ):
-            self._last_trigger_s[spec.name] = now
+            self._last_trigger_s_by_broker[spec.name] = now
             self._trigger_registration(server)
         return False
 
@@ -74,8 +74,8 @@ class Registration:
         self._rpc_client.request(slave.address, put_topic_request(topic, broker_name, config))
 
     def _trigger_registration(self, server: Server) -> None:
-        conf = server.program.home / "broker.conf"
-        text = conf.read_text(encoding="utf-8")
+        conf_path = server.program.home / "broker.conf"
+        text = conf_path.read_text(encoding="utf-8")
         unchanged_permission = {_PERMISSION_SETTING: bodies.read_config(text.encode()).get(_PERMISSION_SETTING, "6")}
         try:
             self._rpc_client.request(
@@ -86,7 +86,7 @@ class Registration:
         finally:
             # The broker has written all its settings, about a thousand, into the file. Restore the short text, because users
             # read this file.
-            replace_file(conf, text)
+            replace_file(conf_path, text)
 
     def close(self) -> None:
         for admin in (self.admin, *(server_admin for _, server_admin in self._admin_by_server)):
@@ -108,13 +108,13 @@ class StartSettings:
     the proxy.
     """
 
-    jars: tuple[Path, ...]
+    broker_jars: tuple[Path, ...]
     name_server_jars: tuple[Path, ...]
     proxy_jars: tuple[Path, ...]
     proxy_conf: Mapping[str, object]
-    conf: Mapping[str, object]
+    broker_conf: Mapping[str, object]
     heap_mb: int
-    jvm: tuple[str, ...]
+    jvm_flags: tuple[str, ...]
 
     @property
     def has_local_proxy(self) -> bool:
@@ -123,19 +123,21 @@ class StartSettings:
 
 
 class ClusterServers:
-    """The servers of a workspace, by name. ``specs`` are the brokers and slaves that belong to the cluster, running or not."""
+    """The servers of a workspace, by name. ``broker_specs`` are the brokers and slaves that belong to the cluster, running or
+    not.
+    """
 
     def __init__(
         self,
         workspace: Workspace,
         start_settings: StartSettings,
-        name_servers: Sequence[str],
-        specs: Sequence[BrokerSpec],
+        name_server_names: Sequence[str],
+        broker_specs: Sequence[BrokerSpec],
     ) -> None:
         self.workspace = workspace
         self.start_settings = start_settings
-        self._name_servers = name_servers
-        self._specs = specs
+        self._name_server_names = name_server_names
+        self._broker_specs = broker_specs
         self._registration: Registration | None = None
 
     @property
@@ -146,12 +148,12 @@ class ClusterServers:
 
     @property
     def name_server(self) -> str:
-        return ";".join(self.server(name).address for name in self._name_servers)
+        return ";".join(self.server(name).address for name in self._name_server_names)
 
     def server(self, name: str) -> Server:
         servers_by_name = self.workspace.servers
         if name == PROXY and self.start_settings.has_local_proxy:
-            name = self._specs[0].name
+            name = self._broker_specs[0].name
         if name not in servers_by_name:
             raise LocalBrokerError(f"There is no {name!r} here", remedy=f"Known: {', '.join(sorted(servers_by_name))}")
         return servers_by_name[name]
@@ -163,24 +165,26 @@ class ClusterServers:
             workspace.bring_up(
                 name,
                 (0,),
-                functools.partial(servers.name_server, workspace.data, self.start_settings.name_server_jars, name),
+                functools.partial(
+                    servers.prepare_name_server, workspace.data, self.start_settings.name_server_jars, name
+                ),
                 self._readiness_check(None),
                 deadline,
             )
-            for name in self._name_servers
+            for name in self._name_server_names
         ]
         self._registration = Registration(name_servers)
-        with ThreadPoolExecutor(len(self._specs)) as pool:
+        with ThreadPoolExecutor(len(self._broker_specs)) as pool:
             # The masters start first, because a slave that registers before its master finds the master only ten seconds later.
             for is_slave in (False, True):
-                specs = [spec for spec in self._specs if (spec.broker_id > 0) is is_slave]
+                specs = [spec for spec in self._broker_specs if (spec.broker_id > 0) is is_slave]
                 list(pool.map(lambda spec: self.bring_up(spec, deadline), specs))
         if with_proxy and not self.start_settings.has_local_proxy:
             workspace.bring_up(
                 PROXY,
                 processes.PROXY_PORT_DISTANCES,
                 lambda port: self._with_flags(
-                    servers.proxy(
+                    servers.prepare_proxy(
                         workspace.data,
                         self.start_settings.proxy_jars,
                         port,
@@ -194,11 +198,11 @@ class ClusterServers:
 
     def bring_up(self, spec: BrokerSpec, deadline: Deadline, conf: Mapping[str, object] | None = None) -> None:
         """Start a broker or slave for the first time. Returns when the name servers show the broker."""
-        settings = {**self.start_settings.conf, **(conf or {})}
+        settings = {**self.start_settings.broker_conf, **(conf or {})}
 
         def make_program(port: int) -> Program:
-            program = servers.broker(
-                self.workspace.data, self.start_settings.jars, spec, port, self.name_server, settings
+            program = servers.prepare_broker(
+                self.workspace.data, self.start_settings.broker_jars, spec, port, self.name_server, settings
             )
             if self.start_settings.has_local_proxy:
                 program = servers.with_local_proxy(
@@ -206,16 +210,16 @@ class ClusterServers:
                 )
             return self._with_flags(program)
 
-        ports = (
+        distances = (
             processes.LOCAL_PROXY_PORT_DISTANCES
             if self.start_settings.has_local_proxy
             else processes.BROKER_PORT_DISTANCES
         )
-        self.workspace.bring_up(spec.name, ports, make_program, self._readiness_check(spec), deadline)
+        self.workspace.bring_up(spec.name, distances, make_program, self._readiness_check(spec), deadline)
 
     def _with_flags(self, program: Program) -> Program:
         return dataclasses.replace(
-            program, heap_mb=self.start_settings.heap_mb, flags=(*program.flags, *self.start_settings.jvm)
+            program, heap_mb=self.start_settings.heap_mb, flags=(*program.flags, *self.start_settings.jvm_flags)
         )
 
     def restart(self, name: str, conf: Mapping[str, object], deadline: Deadline) -> None:
@@ -224,18 +228,18 @@ class ClusterServers:
         server.kill()
         if conf:
             servers.change_conf(server.program.home, servers.PROXY_CONF if name == PROXY else servers.BROKER_CONF, conf)
-        spec = next((spec for spec in self._specs if spec.name == server.program.name), None)
+        spec = next((spec for spec in self._broker_specs if spec.name == server.program.name), None)
         if spec is not None and (name_server := self._running_name_server()):
             # Wait until the old registration is gone, because it would be mistaken for the new registration.
             name_server.wait_until(functools.partial(self.registration.hides, spec, server), deadline)
         self.workspace.restart(server, self._readiness_check(spec), deadline)
-        if name in self._name_servers:
+        if name in self._name_server_names:
             self._await_registrations(deadline)
 
-    def close(self, keep: bool) -> None:
+    def close(self, keeps_data: bool) -> None:
         if self._registration is not None:
             self._registration.close()
-        self.workspace.close(keep)
+        self.workspace.close(keeps_data)
 
     def _readiness_check(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
         """Return a function that says whether a server is up. A broker is up when it is registered, because a broker first opens
@@ -248,11 +252,11 @@ class ClusterServers:
         return functools.partial(self.registration.shows_or_triggers, spec)
 
     def _running_name_server(self) -> Server | None:
-        return next((server for name in self._name_servers if (server := self.server(name)).pid is not None), None)
+        return next((server for name in self._name_server_names if (server := self.server(name)).pid is not None), None)
 
     def _await_registrations(self, deadline: Deadline) -> None:
         """Wait until brokers have registered at a restarted name server. By itself, a broker may take ten seconds to register."""
-        for spec in self._specs:
+        for spec in self._broker_specs:
             server = self.server(spec.name)
             if server.pid is not None:
                 server.wait_until(functools.partial(self._readiness_check(spec), server), deadline)

@@ -32,7 +32,7 @@ from pathlib import Path
 from rocketmq_spark.base import extras, folders, process
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import java, maven
-from rocketmq_spark.localbroker.moved_folders import close_if_safe, moved_folder_problem
+from rocketmq_spark.localbroker.moved_folders import moved_folder_problem, revoke_write_if_safe
 
 CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
@@ -64,7 +64,7 @@ class Section:
     key: str
 
 
-def read_lock(text: str | None = None, version: str = VERSION) -> Mapping[str, Section]:
+def read_lock_file(text: str | None = None, version: str = VERSION) -> Mapping[str, Section]:
     """The sections of ``jars.lock``, or of the lock file of an older version, in the order of the file."""
     if text is None:
         name = "jars.lock" if version == VERSION else f"jars-{version}.lock"
@@ -116,16 +116,16 @@ def _prepare_cache(folder: Path) -> Path:
     """
     with contextlib.suppress(OSError):  # if this fails, the first write raises an error with the reason
         folders.make_folders(folder)
-    _check_all(folder, _can_close)
+    _check_cache_folders(folder, _can_revoke_write)
     problem = None
     with contextlib.suppress(OSError):  # a cache that cannot be read is not used
-        problem = close_if_safe(folder, functools.partial(_moved_folder_problem, folder))
+        problem = revoke_write_if_safe(folder, functools.partial(_moved_folder_problem, folder))
     if problem is not None:
         raise LocalBrokerError(
             f"The cache {folder} is not used: {problem}",
             remedy=f"Name a new folder with {CACHE_VARIABLE}, or let its owner run: chmod go-w",
         )
-    _check_all(folder, folders.revoke_write)  # from here on, others cannot change the cache
+    _check_cache_folders(folder, folders.revoke_write)  # from here on, others cannot change the cache
     return folder
 
 
@@ -133,11 +133,15 @@ def _prepare_cache(folder: Path) -> Path:
 _OWN_FOLDERS = ("archives", "background", "demo", "jars", "natives", "ports", "run")
 
 
-def _moved_folder_problem(cache: Path, was_open: bool) -> str | None:
+def _moved_folder_problem(cache: Path, others_could_write: bool) -> str | None:
     own_folders = [cache / name for name in _OWN_FOLDERS if os.path.lexists(cache / name)]
     return next(
         filter(
-            None, (moved_folder_problem(own_folder, was_open, _inner_folders(own_folder)) for own_folder in own_folders)
+            None,
+            (
+                moved_folder_problem(own_folder, others_could_write, _inner_folders(own_folder))
+                for own_folder in own_folders
+            ),
         ),
         None,
     )
@@ -153,22 +157,22 @@ def _inner_folders(own_folder: Path) -> Iterator[Path]:
 BACKGROUND_DATA = ("background", "data")
 
 
-def _check_all(folder: Path, close: Callable[[Path], bool]) -> None:
-    """Check a cache and the folders in it, and call ``close`` for the cache and the folders of this package. Other folders, such
-    as data folders, only need the right owner.
+def _check_cache_folders(folder: Path, revoke_write: Callable[[Path], bool]) -> None:
+    """Check a cache and the folders in it, and call ``revoke_write`` for the cache and the folders of this package. Other
+    folders, such as data folders, only need the right owner.
     """
-    _check(folder, close)
-    _check_above(folder)
+    _check_folder(folder, revoke_write)
+    _check_folders_above(folder)
     for inner_folder in _folders_in(folder):
         if inner_folder.name not in _OWN_FOLDERS:
             _check_owner(inner_folder)
             continue
-        _check(inner_folder, close)
+        _check_folder(inner_folder, revoke_write)
         for nested_folder in _inner_folders(inner_folder):
-            _check(nested_folder, close)
+            _check_folder(nested_folder, revoke_write)
 
 
-def _can_close(folder: Path) -> bool:
+def _can_revoke_write(folder: Path) -> bool:
     """Whether ``folders.revoke_write`` would succeed. This function does not change the folder."""
     status = folder.stat()
     return status.st_uid == os.geteuid() or not folders.others_may_write(status)
@@ -182,7 +186,7 @@ def _folders_in(folder: Path) -> Iterator[Path]:
                     yield Path(entry.path)
 
 
-def _check(folder: Path, close: Callable[[Path], bool]) -> None:
+def _check_folder(folder: Path, revoke_write: Callable[[Path], bool]) -> None:
     _check_owner(folder)
     with contextlib.suppress(OSError):  # ignored here: a folder that cannot be read is not used
         if folders.is_shared_folder(folder.stat()):
@@ -190,7 +194,7 @@ def _check(folder: Path, close: Callable[[Path], bool]) -> None:
                 f"All users may write to {folder}; files from there would be executed",
                 remedy=f"Name a new folder in it with {CACHE_VARIABLE}",
             )
-        if not close(folder):
+        if not revoke_write(folder):
             raise _unsafe_error(f"Others may write to {folder}")
 
 
@@ -198,7 +202,7 @@ def _check_owner(folder: Path) -> None:
     if (foreign_file := folders.foreign_file(folder)) is not None:
         raise _unsafe_error(str(foreign_file))
     if folder.is_symlink():
-        _check_above(folder)
+        _check_folders_above(folder)
 
 
 def _unsafe_error(problem: str) -> LocalBrokerError:
@@ -208,7 +212,7 @@ def _unsafe_error(problem: str) -> LocalBrokerError:
     )
 
 
-def _check_above(folder: Path) -> None:
+def _check_folders_above(folder: Path) -> None:
     exposure = next(folders.exposures(folder), None)
     if exposure is not None:
         raise LocalBrokerError(
@@ -223,7 +227,7 @@ def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = 
 
     Links are resolved, because a class-data archive is valid only for the paths of jars with which it was made.
     """
-    sections = [section for name, section in read_lock(version=version).items() if name in names]
+    sections = [section for name, section in read_lock_file(version=version).items() if name in names]
     unknown_names = set(names).difference(s.name for s in sections)
     if unknown_names:
         raise LocalBrokerError(f"jars.lock has no section {', '.join(sorted(unknown_names))}")
@@ -264,13 +268,13 @@ def file_locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Itera
         if not folders.try_lock(file):
             on_wait()
             fcntl.flock(file, fcntl.LOCK_EX)
-        owner = os.getpid()
+        owner_pid = os.getpid()
         try:
             yield
         finally:
             # A forked child has the file open, too, and would keep the lock. So the process that took the lock must unlock the
             # file explicitly, and the child must not unlock it.
-            if os.getpid() == owner:
+            if os.getpid() == owner_pid:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
 
@@ -337,8 +341,8 @@ def _download(cache: Path, unusable_jars: Sequence[tuple[Section, Jar]], quiet: 
 
 
 @contextlib.contextmanager
-def _progress(description: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    title = f"{description}, {total / 1e6:.0f} MB"
+def _progress(description: str, total_bytes: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    title = f"{description}, {total_bytes / 1e6:.0f} MB"
     if quiet or not sys.stderr.isatty() or not extras.is_installed("rich"):
         _print(quiet, f"{title} ...")
         yield lambda arrived_bytes: None
@@ -352,8 +356,8 @@ def _progress(description: str, total: int, quiet: bool) -> Iterator[Callable[[i
         console=Console(stderr=True), transient=True,
     )  # fmt: skip
     with bar:
-        task = bar.add_task(title, total=total)
-        yield lambda arrived_bytes: bar.update(task, completed=min(arrived_bytes, total))
+        task = bar.add_task(title, total=total_bytes)
+        yield lambda arrived_bytes: bar.update(task, completed=min(arrived_bytes, total_bytes))
 
 
 def _print(quiet: bool, text: str) -> None:
@@ -362,7 +366,7 @@ def _print(quiet: bool, text: str) -> None:
 
 
 _LOG = logging.getLogger(__name__)
-_NATIVE_JAR = "rocketmq-rocksdb-"
+_NATIVE_JAR_PREFIX = "rocketmq-rocksdb-"
 # Native libraries by the values of ``platform``; the names are those that RocksDB's loader requests from the JVM.
 _NATIVE_FILES = {
     ("Linux", "x86_64"): "librocksdbjni-linux64.so",
@@ -379,7 +383,7 @@ def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
     Returns no flags if other users may write to the folder: brokers then unpack the library themselves.
     """
     name = _NATIVE_FILES.get((platform.system(), platform.machine()))
-    jar = next((jar for jar in jars if jar.name.startswith(_NATIVE_JAR)), None)
+    jar = next((jar for jar in jars if jar.name.startswith(_NATIVE_JAR_PREFIX)), None)
     if name is None or jar is None:
         return ()
     target = folder / jar.stem / name

@@ -42,14 +42,14 @@ class Java:
     """A Java runtime; ``identity`` differs between builds that cannot share a class-data archive."""
 
     path: Path
-    major: int
+    major_version: int
     identity: str
 
 
 def find_java() -> Java:
     """Return the Java to use. Raises ``LocalBrokerError`` if there is no Java, or only one that is too old."""
     path = _java_program()
-    identity = _release_file(path) or _version_output(path)
+    identity = _release_text(path) or _version_output(path)
     major = _major_version(identity)
     if major is None:
         raise LocalBrokerError(f"{path} reports no Java version", remedy=INSTALL_REMEDY)
@@ -76,7 +76,7 @@ def _java_program() -> Path:
     return Path(program)
 
 
-def _release_file(path: Path) -> str | None:
+def _release_text(path: Path) -> str | None:
     try:
         text = (path.resolve().parent.parent / "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -220,11 +220,11 @@ class Archive:
             str(self._java.path), "-Xshare:dump", f"-XX:SharedClassListFile={class_list}",
             f"-XX:SharedArchiveFile={part_file}", "-XX:+UseSerialGC", "-Xmx256m", "-cp", self._class_path,
         ]  # fmt: skip
-        with spawn(command, self.path.with_suffix(".log")) as dump:
-            self._dump_process = dump
+        with spawn(command, self.path.with_suffix(".log")) as dump_process:
+            self._dump_process = dump_process
             if self._stop_event.is_set():
-                dump.kill()
-        if dump.returncode == 0:
+                dump_process.kill()
+        if dump_process.returncode == 0:
             folders.set_mode(part_file, 0o644)  # servers of other users may use a cache of root
             os.replace(part_file, self.path)
             self._prune()

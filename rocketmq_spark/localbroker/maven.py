@@ -32,7 +32,7 @@ CENTRAL = "https://repo1.maven.org/maven2/"
 STALL_TIMEOUT_S = 60.0
 _PARALLEL_DOWNLOADS = 4
 _CHUNK_BYTES = 1 << 16
-_POLL_S = 0.1
+_POLL_INTERVAL_S = 0.1
 _M2_PATTERN = "[orgPath]/[module]/[revision]/[artifact]-[revision](-[classifier]).[ext]"
 _REMEDY = (
     "Check the network and HTTPS_PROXY, or name an Ivy settings file with your mirror in "
@@ -122,7 +122,7 @@ def _try_each(
         }
         pending_futures = set(futures.values())
         while pending_futures:
-            pending_futures = wait(pending_futures, _POLL_S).not_done
+            pending_futures = wait(pending_futures, _POLL_INTERVAL_S).not_done
             progress(sum(target.file.stat().st_size for target in targets.values() if target.file.exists()))
     finally:
         stop_event.set()  # set so that Ctrl-C does not wait for running downloads
@@ -204,15 +204,15 @@ def _refuse_clear_text(url: str) -> None:
 
 
 def _repositories() -> list[Repository]:
-    settings = _user_settings()
-    if settings is not None:
-        return _ivy_repositories(settings)
+    ivy_settings_path = _ivy_settings_path()
+    if ivy_settings_path is not None:
+        return _ivy_repositories(ivy_settings_path)
     mirror = _maven_mirror(folders.home() / ".m2" / "settings.xml")
     return [_m2_repository(mirror or CENTRAL)]
 
 
-def _m2_repository(root: str, authorization: str | None = None) -> Repository:
-    return Repository(root.rstrip("/") + "/" + _M2_PATTERN, authorization)
+def _m2_repository(root_url: str, authorization: str | None = None) -> Repository:
+    return Repository(root_url.rstrip("/") + "/" + _M2_PATTERN, authorization)
 
 
 def _ivy_repositories(path: Path) -> list[Repository]:
@@ -274,7 +274,7 @@ def _leaf_resolvers(resolver: ET.Element) -> Iterator[ET.Element]:
         yield resolver
 
 
-def _user_settings() -> Path | None:
+def _ivy_settings_path() -> Path | None:
     configured_path = os.environ.get(SETTINGS_VARIABLE) or _spark_default("spark.jars.ivySettings")
     if not configured_path:
         return None
@@ -286,11 +286,11 @@ def _user_settings() -> Path | None:
 
 def _spark_default(key: str) -> str | None:
     home = os.environ.get("SPARK_HOME")
-    conf = os.environ.get("SPARK_CONF_DIR") or (home and os.path.join(home, "conf"))
-    if not conf:  # the current folder is not searched, because another user may own it
+    conf_folder = os.environ.get("SPARK_CONF_DIR") or (home and os.path.join(home, "conf"))
+    if not conf_folder:  # the current folder is not searched, because another user may own it
         return None
     try:
-        lines = Path(conf, "spark-defaults.conf").read_text(encoding="utf-8").splitlines()
+        lines = Path(conf_folder, "spark-defaults.conf").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     for line in lines:
@@ -300,10 +300,10 @@ def _spark_default(key: str) -> str | None:
     return None
 
 
-def _maven_mirror(settings: Path) -> str | None:
+def _maven_mirror(settings_path: Path) -> str | None:
     """The address of a mirror of Maven Central in Maven's settings, or None."""
     try:
-        root = ET.parse(settings).getroot()
+        root = ET.parse(settings_path).getroot()
     except (OSError, ET.ParseError):
         return None
     for mirror in root.iterfind(".//{*}mirror"):

@@ -88,13 +88,13 @@ class _PortBlocks:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.chosen_ports: set[int] = set()
-        self._own_blocks: set[int] = set()
+        self._own_block_starts: set[int] = set()
 
     def candidates(self) -> Iterator[int]:
         """Yield the ports of this process's blocks, then of other free blocks. If ports cannot be locked, yields any ports."""
         rng = random.SystemRandom()
         starts = list(range(_PORT_RANGE.start, _PORT_RANGE.stop, _BLOCK_SIZE))
-        for start in [*self._own_blocks, *rng.sample(starts, len(starts))]:
+        for start in [*self._own_block_starts, *rng.sample(starts, len(starts))]:
             if self._reserve_block(start):
                 # The first and last ports of the block are not used, because their neighbours are in other blocks.
                 yield from rng.sample(range(start + 2, start + _BLOCK_SIZE - 1), _BLOCK_SIZE - 3)
@@ -102,7 +102,7 @@ class _PortBlocks:
             yield rng.choice(_PORT_RANGE)
 
     def _reserve_block(self, start: int) -> bool:
-        if start in self._own_blocks:
+        if start in self._own_block_starts:
             return True
         folder = cache_folder() / "ports"
         with contextlib.suppress(OSError):
@@ -111,7 +111,7 @@ class _PortBlocks:
             lock = folders.open_private(folder / str(start), os.O_RDWR | os.O_CREAT)
             with contextlib.suppress(OSError):
                 if folders.try_lock(lock):
-                    self._own_blocks.add(start)
+                    self._own_block_starts.add(start)
                     return True
             os.close(lock)
         return False
@@ -174,7 +174,7 @@ class PortAssignments:
         return name not in self._requested_ports
 
 
-_POLL_S = 0.01
+_POLL_INTERVAL_S = 0.01
 _TAIL_LINES = 8
 _PORT_IN_USE_TEXT = "Address already in use"
 DATA_FLAG = "-Drocketmq.spark.data="
@@ -217,11 +217,11 @@ class Server:
         self._archive = archive
         self._data = data
         self._child: subprocess.Popen[bytes] | None = None
-        self._log_sizes: dict[Path, int] = {}
+        self._log_sizes_at_start: dict[Path, int] = {}
 
     def start(self) -> None:
         program = self.program
-        self._log_sizes = {path: path.stat().st_size for path in self._log_files() if path.exists()}
+        self._log_sizes_at_start = {path: path.stat().st_size for path in self._log_files() if path.exists()}
         command = [
             str(self._java.path), f"-Xmx{program.heap_mb}m", *_JVM_FLAGS, *self._archive.flags(program.home),
             f"{DATA_FLAG}{self._data}", f"-Duser.home={program.home}", *program.flags,
@@ -250,7 +250,7 @@ class Server:
                 raise self._start_error("ended while starting")
             if deadline.expired:
                 raise self._start_error("was not ready in time")
-            deadline.pause(_POLL_S)
+            deadline.pause(_POLL_INTERVAL_S)
 
     def kill(self) -> None:
         """Send SIGKILL, and wait until the process has ended."""
@@ -275,7 +275,7 @@ class Server:
     def output_since_start(self) -> str:
         """The output of the server since its last start."""
         path = self._log_files()[0]
-        return _read(path)[self._log_sizes.get(path, 0) :]
+        return _read(path)[self._log_sizes_at_start.get(path, 0) :]
 
     def _log_files(self) -> tuple[Path, ...]:
         return tuple(self.program.home / name for name in ("out.txt", "server.1.log", "server.log"))
@@ -286,7 +286,7 @@ class Server:
                 os.killpg(self._child.pid, number)
 
     def _start_error(self, event: str) -> LocalBrokerError:
-        output_text, *log_texts = (_read(path)[self._log_sizes.get(path, 0) :] for path in self._log_files())
+        output_text, *log_texts = (_read(path)[self._log_sizes_at_start.get(path, 0) :] for path in self._log_files())
         return start_error(self.program, event, output_text, "".join(log_texts))
 
 
@@ -355,15 +355,16 @@ def spawn(
             on_started(child)
         return child
 
-    return _on_spawner(start_child)
+    return _run_on_spawner(start_child)
 
 
 _SpawnCall = tuple[Callable[[], "subprocess.Popen[bytes]"], "Future[subprocess.Popen[bytes]]"]
+# The process that started the thread for spawns, and the calls that wait for this thread.
 _spawner: tuple[int, queue.SimpleQueue[_SpawnCall]] | None = None
 _spawner_lock = threading.Lock()
 
 
-def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+def _run_on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
     """Run ``call`` in the thread that starts all children. This thread never ends. A forked process starts its own thread."""
     global _spawner
     with _spawner_lock:

@@ -41,12 +41,12 @@ def render(name: str, values: Mapping[str, object]) -> str:
 
 def replace_lines(text: str, conf: Mapping[str, object]) -> str:
     """Return ``key=value`` text in which the lines of ``conf`` replace or follow the lines of ``text``."""
-    remaining_lines = {key: _conf_value(value) for key, value in conf.items()}
+    remaining_values = {key: _conf_value(value) for key, value in conf.items()}
     lines = []
     for line in text.splitlines():
         key = line.partition("=")[0].strip()
-        lines.append(f"{key}={remaining_lines.pop(key)}" if key in remaining_lines else line)
-    return "\n".join([*lines, *(f"{key}={value}" for key, value in remaining_lines.items())]) + "\n"
+        lines.append(f"{key}={remaining_values.pop(key)}" if key in remaining_values else line)
+    return "\n".join([*lines, *(f"{key}={value}" for key, value in remaining_values.items())]) + "\n"
 
 
 def replace_fields(text: str, conf: Mapping[str, object]) -> str:
@@ -63,10 +63,12 @@ def change_conf(home: Path, file_name: str, conf: Mapping[str, object]) -> None:
     replace_file(path, replace_settings(path.read_text(encoding="utf-8"), conf))
 
 
-def checked_conf(conf: Mapping[str, object], allowed: Container[str] = ()) -> dict[str, object]:
-    """Return a copy of ``conf``. Raises an error if ``conf`` sets one of ``RESERVED_SETTINGS`` that is not in ``allowed``."""
+def checked_conf(conf: Mapping[str, object], allowed_settings: Container[str] = ()) -> dict[str, object]:
+    """Return a copy of ``conf``. Raises an error if ``conf`` sets one of ``RESERVED_SETTINGS`` that is not in
+    ``allowed_settings``.
+    """
     for key, value in conf.items():
-        if key in RESERVED_SETTINGS and key not in allowed:
+        if key in RESERVED_SETTINGS and key not in allowed_settings:
             raise LocalBrokerError(
                 f"conf must not set {key}: LocalBroker decides it",
                 remedy="Use brokers=, slaves=, ports= or data= instead",
@@ -146,15 +148,15 @@ def name_server_names(count: int) -> list[str]:
     return [NAME_SERVER, *(f"{NAME_SERVER}-{i}" for i in range(2, count + 1))]
 
 
-def name_server(data: Path, jars: tuple[Path, ...], name: str, port: int) -> Program:
+def prepare_name_server(data: Path, jars: tuple[Path, ...], name: str, port: int) -> Program:
     home = _prepare_home(data, name)
-    conf = home / "namesrv.conf"
-    replace_file(conf, render(conf.name, {"port": port, "bind": processes.HOST}))
-    main_class, arguments = "org.apache.rocketmq.namesrv.NamesrvStartup", ("-c", str(conf))
+    conf_path = home / "namesrv.conf"
+    replace_file(conf_path, render(conf_path.name, {"port": port, "bind": processes.HOST}))
+    main_class, arguments = "org.apache.rocketmq.namesrv.NamesrvStartup", ("-c", str(conf_path))
     return Program(name, home, (port,), main_class, arguments, jars, _NAME_SERVER_HEAP_MB, _flags(home))
 
 
-def broker(
+def prepare_broker(
     data: Path,
     jars: tuple[Path, ...],
     spec: BrokerSpec,
@@ -180,8 +182,12 @@ def broker(
     return Program(spec.name, home, ports, main_class, arguments, jars, _BROKER_HEAP_MB, _flags(home))
 
 
-def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf: Mapping[str, object]) -> Program:
-    """A proxy. With a certificate (``tlsCertPath``, ``tlsKeyPath``), both ports accept only TLS; otherwise they accept no TLS."""
+def prepare_proxy(
+    data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf: Mapping[str, object]
+) -> Program:
+    """Prepare a proxy. With a certificate (``tlsCertPath``, ``tlsKeyPath``), both ports accept only TLS; otherwise they accept no
+    TLS.
+    """
     home = _prepare_home(data, PROXY)
     path = home / PROXY_CONF
     values = {"port": port, "grpc_port": port + 1, "name_server": name_server}
@@ -245,8 +251,8 @@ def _write_timer_checkpoint(store: Path) -> None:
 
 
 def _flags(home: Path) -> tuple[str, ...]:
-    logging_flag, temporary_flag = (
+    logging_flag, temporary_folder_flag = (
         f"-Drmq.logback.configurationFile={home / 'logback.xml'}",
         f"-Djava.io.tmpdir={home / _TEMPORARY_FOLDER}",
     )
-    return ("-Dtls.server.mode=disabled", logging_flag, temporary_flag)
+    return ("-Dtls.server.mode=disabled", logging_flag, temporary_folder_flag)

@@ -33,7 +33,7 @@ from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import processes
 from rocketmq_spark.localbroker.distribution import file_locked
 from rocketmq_spark.localbroker.java import Archive, Java
-from rocketmq_spark.localbroker.moved_folders import close_if_safe, moved_folder_problem
+from rocketmq_spark.localbroker.moved_folders import moved_folder_problem, revoke_write_if_safe
 from rocketmq_spark.localbroker.processes import DATA_FLAG, Program, Server, program_port_error, spawn
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
 
@@ -64,7 +64,7 @@ class Reservation:
             lock.close()
 
 
-def reserve(run_folder: Path, data: Path | None, keep: bool) -> Reservation:
+def reserve(run_folder: Path, data: Path | None, keeps_data: bool) -> Reservation:
     """Clean up after killed processes, then reserve ``data`` (or a new temporary folder) for this process."""
     with file_locked(run_folder / "lock"):
         for record_path in run_folder.glob("*.json"):
@@ -75,7 +75,7 @@ def reserve(run_folder: Path, data: Path | None, keep: bool) -> Reservation:
         record_path = run_folder / f"{uuid.uuid4().hex}.json"
         record_file = _new_record(record_path)
         fcntl.flock(record_file, fcntl.LOCK_EX)
-        json.dump({"data": str(folder), "delete": data is None and not keep}, record_file)
+        json.dump({"data": str(folder), "delete": data is None and not keeps_data}, record_file)
         record_file.flush()
     return Reservation(folder, data is None, record_path, (record_file, lock))
 
@@ -106,19 +106,23 @@ def _data_folder_problem(data: Path) -> str | None:
     status = data.stat()
     if folders.is_shared_folder(status):
         return f"all users may write to it (mode {stat.S_IMODE(status.st_mode):04o}): name a new folder in it"
-    return close_if_safe(data, lambda was_open: _entries_problem(data, was_open), lambda: _close_entries(data))
+    return revoke_write_if_safe(
+        data,
+        lambda others_could_write: _entries_problem(data, others_could_write),
+        lambda: _revoke_write_of_entries(data),
+    )
 
 
-def _entries_problem(data: Path, was_open: bool) -> str | None:
+def _entries_problem(data: Path, others_could_write: bool) -> str | None:
     """Return a clause about the first entry of a data folder that servers must not use; None if servers may use all entries."""
     for entry in _cluster_entries(data):
-        if was_open:
-            return moved_folder_problem(entry, was_open)
+        if others_could_write:
+            return moved_folder_problem(entry, others_could_write)
         if (foreign_file := folders.foreign_file(entry)) is not None:
             return str(foreign_file)
         if (problem := folders.irregularity(entry)) is not None:
             return f"{problem}, to which servers would write"
-        if (problem := moved_folder_problem(entry, was_open, folders.subfolders(entry))) is not None:
+        if (problem := moved_folder_problem(entry, others_could_write, folders.subfolders(entry))) is not None:
             return problem
         if (foreign_file := folders.foreign_file_in(entry)) is not None:
             return str(foreign_file)
@@ -127,7 +131,7 @@ def _entries_problem(data: Path, was_open: bool) -> str | None:
     return None
 
 
-def _close_entries(data: Path) -> str | None:
+def _revoke_write_of_entries(data: Path) -> str | None:
     """Revoke the right of other users to write to the files of clusters in a data folder, when others can no longer write to
     the folder itself. Returns a clause about the first problem that remains.
     """
@@ -184,8 +188,8 @@ def _clean_up(record: Path) -> None:
             return
         if not folders.try_lock(record_file):
             return
-        reservation = json.load(record_file)
-        data = Path(reservation["data"])
+        record_fields = json.load(record_file)
+        data = Path(record_fields["data"])
         # After this folder was removed, another user may have created a folder of the same name.
         is_own_folder = folders.foreign_file(data) is None
         was_reserved = folders.foreign_file(data / LOCK_FILE) is None and (data / LOCK_FILE).is_file()
@@ -194,7 +198,7 @@ def _clean_up(record: Path) -> None:
             for pid in _server_pids(data):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            if is_own_folder and was_reserved and reservation["delete"] and data.name.startswith(TEMPORARY_PREFIX):
+            if is_own_folder and was_reserved and record_fields["delete"] and data.name.startswith(TEMPORARY_PREFIX):
                 shutil.rmtree(data, ignore_errors=True)
         record.unlink()
 
@@ -315,15 +319,15 @@ class Workspace:
             for server in servers:
                 server.kill()
 
-    def close(self, keep: bool) -> None:
+    def close(self, keeps_data: bool) -> None:
         """End every child and release the folder. Children are killed if the folder will be deleted, because a kill is faster
         than a clean stop.
         """
         with contextlib.ExitStack() as stack:
-            stack.callback(self._reservation.release, delete=not keep)
+            stack.callback(self._reservation.release, delete=not keeps_data)
             for archive in self._archives_by_jars.values():
                 stack.callback(archive.stop)
-            self.stop(self.servers.values(), is_clean=keep)
+            self.stop(self.servers.values(), is_clean=keeps_data)
 
     def _archive(self, jars: tuple[Path, ...]) -> Archive:
         return self._archives_by_jars.setdefault(jars, Archive(self._archive_folder, self._java, jars))

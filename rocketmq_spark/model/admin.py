@@ -196,8 +196,8 @@ class OffsetChange:
         """The effect of the change, as a phrase for people."""
         if self.before is None:
             return "begins there"
-        moved = self.after - self.before
-        return f"skips {moved}" if moved > 0 else f"reads {-moved} again" if moved else "stays"
+        difference = self.after - self.before
+        return f"skips {difference}" if difference > 0 else f"reads {-difference} again" if difference else "stays"
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,14 +358,14 @@ class Pace(NamedTuple):
     catch_up_s: float | None = None
 
 
-def pace(before: Iterable[QueueLag], now: Iterable[QueueLag], seconds: float) -> Pace:
+def pace(earlier_lags: Iterable[QueueLag], later_lags: Iterable[QueueLag], seconds: float) -> Pace:
     """Compute the pace from queues whose lag was known at both measurements. The pace is unknown if offsets decreased: the
     group's offsets were reset, or the topic was created again.
     """
-    lags_before = {queue_lag.queue: queue_lag for queue_lag in before if queue_lag.lag is not None}
+    lags_before = {queue_lag.queue: queue_lag for queue_lag in earlier_lags if queue_lag.lag is not None}
     pairs = [
         (lags_before[queue_lag.queue], queue_lag)
-        for queue_lag in now
+        for queue_lag in later_lags
         if queue_lag.lag is not None and queue_lag.queue in lags_before
     ]
     if not pairs or seconds <= 0:

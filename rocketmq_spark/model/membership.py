@@ -48,10 +48,10 @@ class GetConsumedOffsets:
 @dataclass(frozen=True, slots=True)
 class GetRunningInfo:
     """A broker's request for the state of the member (307). The answer is a ``RunningInfo``. It contains the stacks of threads
-    if ``stacks`` is true.
+    if ``includes_stacks`` is true.
     """
 
-    stacks: bool = False
+    includes_stacks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

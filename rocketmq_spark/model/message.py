@@ -240,4 +240,4 @@ class GroupPolicy:
 
     max_attempts: int
     ordered: bool
-    pauses_s: Sequence[float]
+    redelivery_pauses_s: Sequence[float]

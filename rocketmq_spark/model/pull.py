@@ -51,14 +51,14 @@ class QueueData:
 class BrokerData:
     """Addresses of one broker name by broker id. The id 0 is that of the master, and may be missing while the master is down.
 
-    If ``acting`` is true, the master is down, and a slave that acts for it has the id 0. Name servers report this with
+    If ``has_acting_master`` is true, the master is down, and a slave that acts for it has the id 0. Name servers report this with
     ``supportActingMaster``. The acting slave answers requests, but may lack the last messages.
     """
 
     broker_name: str
     cluster: str
     addresses: Mapping[int, str]
-    acting: bool = False
+    has_acting_master: bool = False
 
     @property
     def master(self) -> str | None:
@@ -67,12 +67,12 @@ class BrokerData:
     @property
     def own_master(self) -> str | None:
         """The real master; None if a slave acts for it. Only the real master has all acknowledged messages."""
-        return None if self.acting else self.master
+        return None if self.has_acting_master else self.master
 
     @property
     def slaves(self) -> list[str]:
         """The addresses of the slaves, sorted by broker id."""
-        return [address for number, address in sorted(self.addresses.items()) if number != MASTER_ID]
+        return [address for broker_id, address in sorted(self.addresses.items()) if broker_id != MASTER_ID]
 
     @property
     def replicas(self) -> list[str]:
@@ -273,10 +273,10 @@ class PullAnswer:
 
     ``next_offset`` is the offset of the next request; after OFFSET_ILLEGAL, it is the nearest existing offset. ``messages`` has
     only messages that match the filter, so ``messages`` may be empty although the status is FOUND. A message that cannot be
-    decoded has a ``decode_error``. If the request has ``decoded=False``, ``stored`` has all messages as bytes, also messages
-    that do not match, and ``read`` decodes the messages that match. If an answer would be too large, it has only the first
-    messages, and ``next_offset`` is the offset after these messages. ``reset`` says that an operator moved the group to
-    ``next_offset``; the broker reports this move only once.
+    decoded has a ``decode_error``. If the request has ``decoded=False``, ``stored_messages`` has all messages as bytes, also
+    messages that do not match, and ``read_messages`` decodes the messages that match. If an answer would be too large, it has
+    only the first messages, and ``next_offset`` is the offset after these messages. ``is_reset`` says that an operator moved the
+    group to ``next_offset``; the broker reports this move only once.
     """
 
     status: PullStatus
@@ -285,9 +285,9 @@ class PullAnswer:
     max_offset: int
     messages: Sequence[ReceivedMessage] = ()
     broker_id: int = MASTER_ID
-    stored: bytes | memoryview = b""
-    read: Callable[[], Iterable[ReceivedMessage]] = tuple
-    reset: bool = False
+    stored_messages: bytes | memoryview = b""
+    read_messages: Callable[[], Iterable[ReceivedMessage]] = tuple
+    is_reset: bool = False
 
 
 class LogState(NamedTuple):

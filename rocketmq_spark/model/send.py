@@ -154,12 +154,13 @@ class HalfPlace(NamedTuple):
         ``RemoteProtocolError`` if the broker returned no position.
         """
         assert result.queue is not None
-        broker_id = result.offset_msg_id or ""
+        offset_msg_id = result.offset_msg_id or ""
         try:
-            position = int(broker_id[-16:], 16) if broker_id else None  # the id ends with the position of the message
+            # The id ends with the position of the message.
+            position = int(offset_msg_id[-16:], 16) if offset_msg_id else None
         except ValueError as e:
             raise RemoteProtocolError(
-                f"the half message has id {broker_id!r}, which has no position", topic=topic
+                f"the half message has id {offset_msg_id!r}, which has no position", topic=topic
             ) from e
         transaction_id = result.transaction_id or msg_id
         return cls(topic, result.queue.broker_name, group, msg_id, transaction_id, result.queue_offset, position)
@@ -199,12 +200,12 @@ def stored_content_digest(message: ReceivedMessage | PoppedMessage) -> bytes:
     """Return the ``content_digest`` of a half message that a broker checks."""
     properties = message.properties
     if isinstance(message, PoppedMessage):
-        reserved = {
+        reserved_properties = {
             Property.TAGS: message.tags,
             Property.KEYS: KEY_SEPARATOR.join(message.keys),
             Property.SHARDING_KEY: message.message_group,
         }
-        properties = {**properties, **{name: value for name, value in reserved.items() if value}}
+        properties = {**properties, **{name: value for name, value in reserved_properties.items() if value}}
     return content_digest(message.topic, message.body, properties)
 
 

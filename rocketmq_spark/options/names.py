@@ -23,8 +23,8 @@ _YES_TEXTS, _NO_TEXTS = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 def camel_case(name: str) -> str:
     """The name of an option, or of a key of JSON, for a Python name."""
-    head, *rest = name.split("_")
-    return head + "".join(map(str.capitalize, rest))
+    first_word, *other_words = name.split("_")
+    return first_word + "".join(map(str.capitalize, other_words))
 
 
 def resolve(value: str | Callable[..., Any], option: str) -> Callable[..., Any]:
@@ -167,7 +167,7 @@ _CLIENT_OPTIONS_BY_SENTENCE = {
     ),
 }
 CLIENT_OPTIONS = {
-    name: sentence for sentence, clients in _CLIENT_OPTIONS_BY_SENTENCE.items() for name in clients.split()
+    name: sentence for sentence, foreign_names in _CLIENT_OPTIONS_BY_SENTENCE.items() for name in foreign_names.split()
 }
 
 # Columns of Kafka's source, with the columns of this source that replace them.
@@ -199,10 +199,12 @@ def foreign_option_equivalent(name: str, spark_options: Container[str] = ()) -> 
     ``spark_options`` are the options of this package's sources and sinks. The argument matters only if ``name`` has the prefix
     ``kafka.``, which Spark's Kafka connector uses.
     """
-    lower = name.lower()
-    has_kafka_prefix = lower.startswith("kafka.")
-    bare_name = lower.removeprefix("kafka.")
-    sentence = KAFKA_OPTIONS.get(lower) or KAFKA_OPTIONS.get(bare_name) or CLIENT_OPTIONS.get(_normalized(bare_name))
+    lower_name = name.lower()
+    has_kafka_prefix = lower_name.startswith("kafka.")
+    bare_name = lower_name.removeprefix("kafka.")
+    sentence = (
+        KAFKA_OPTIONS.get(lower_name) or KAFKA_OPTIONS.get(bare_name) or CLIENT_OPTIONS.get(_normalized(bare_name))
+    )
     if sentence is None:
         return _NO_EQUIVALENT if has_kafka_prefix else None
     named_options = re.findall(r"'(\w+)'", sentence.partition(", with ")[0])

@@ -29,10 +29,10 @@ _INSTANCE = re.compile(r"(MQ_INST_(\w+))\.", re.ASCII)
 # This pattern is stricter than ``int``, which accepts 1_000 and digits of any script.
 _INTEGER = re.compile("[+-]?[0-9]{1,100}")
 _DURATION = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|m|h|d)?")
-_DURATION_S = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS_BY_UNIT = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SIZE = re.compile(r"([0-9]{1,30})\s*([kmg]?)b?", re.IGNORECASE | re.ASCII)
-_SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_BYTES_BY_UNIT = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def text(value: object) -> str:
@@ -109,7 +109,7 @@ def duration(value: str) -> float:
     match = _DURATION.fullmatch(value.strip())
     if not match:
         raise ValueError("a duration such as 500ms, 3s, 5m, or plain milliseconds")
-    return float(match[1]) * _DURATION_S[match[2]]
+    return float(match[1]) * _SECONDS_BY_UNIT[match[2]]
 
 
 def positive_duration(value: str) -> float:
@@ -139,7 +139,7 @@ def size(low: int = 1, high: int | None = None) -> Callable[[str], int]:
 
     def parse(value: str) -> int:
         match = _SIZE.fullmatch(value.strip())
-        count = int(match[1]) * _SIZE_BYTES[match[2].lower()] if match else -1
+        count = int(match[1]) * _BYTES_BY_UNIT[match[2].lower()] if match else -1
         if count < low or (high is not None and count > high):
             raise ValueError(f"a size such as 256k, 4m, or plain bytes{bounds}")
         return count
@@ -176,8 +176,8 @@ def split_address(item: str, lowest_port: int = 1) -> tuple[str, int]:
     """Return host and port of ``host:port`` or ``[IPv6]:port``; the host keeps its brackets. Raises ``ValueError``."""
     scheme, separator, _ = item.partition("://")
     if separator:
-        tls = ", and set tls=true" if scheme.lower() == "https" else ""
-        raise ValueError(f"{item!r} has a scheme: remove {scheme}://{tls}")
+        tls_hint = ", and set tls=true" if scheme.lower() == "https" else ""
+        raise ValueError(f"{item!r} has a scheme: remove {scheme}://{tls_hint}")
     if "/" in item:
         raise ValueError(f"{item!r} has a path: remove the path, because the client fetches no list of servers by HTTP")
     host, _, port = item.rpartition(":")
@@ -298,8 +298,8 @@ def assignment(value: str) -> tuple[MessageQueue, ...]:
     """``{"t":{"broker-a":[0,1]}}`` as sorted queues."""
     expected = 'JSON such as {"orders":{"broker-a":[0,1]}}'
     queues = []
-    for topic, by_broker in _json(value, dict, expected).items():
-        for broker, ids in _entries_by_broker(by_broker, expected).items():
+    for topic, ids_by_broker in _json(value, dict, expected).items():
+        for broker, ids in _entries_by_broker(ids_by_broker, expected).items():
             if not isinstance(ids, list) or any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
                 raise ValueError(expected)
             queues += [MessageQueue(topic, broker, i) for i in ids]
@@ -316,8 +316,8 @@ def queue_numbers(example: str, low: int) -> Callable[[str], dict[MessageQueue, 
 
     def parse(value: str) -> dict[MessageQueue, int]:
         numbers: dict[MessageQueue, int] = {}
-        for topic, by_broker in _json(value, dict, expected).items():
-            numbers |= _numbers_of_topic(topic, by_broker, expected, low)
+        for topic, numbers_by_broker in _json(value, dict, expected).items():
+            numbers |= _numbers_of_topic(topic, numbers_by_broker, expected, low)
         if not numbers:
             raise ValueError(f"{expected} with at least one queue")
         return numbers
@@ -325,10 +325,10 @@ def queue_numbers(example: str, low: int) -> Callable[[str], dict[MessageQueue, 
     return parse
 
 
-def _numbers_of_topic(topic: str, by_broker: object, expected: str, low: int) -> dict[MessageQueue, int]:
+def _numbers_of_topic(topic: str, numbers_by_broker: object, expected: str, low: int) -> dict[MessageQueue, int]:
     numbers = {}
-    for broker, by_id in _entries_by_broker(by_broker, expected).items():
-        for queue_id, number in _mapping(by_id, expected).items():
+    for broker, number_by_queue_id in _entries_by_broker(numbers_by_broker, expected).items():
+        for queue_id, number in _mapping(number_by_queue_id, expected).items():
             queue_text = f"{topic}/{broker}/{queue_id}"
             if not QUEUE_ID.fullmatch(queue_id):
                 raise ValueError(f"{expected} ({queue_text}: the queue id is not a whole number)")
@@ -338,8 +338,8 @@ def _numbers_of_topic(topic: str, by_broker: object, expected: str, low: int) ->
     return numbers
 
 
-_OFFSETS = '{"orders":{"broker-a":{"0":17,"1":-2}}} (-2 earliest, -1 latest)'
-queue_offsets = queue_numbers(_OFFSETS, EARLIEST)
+_OFFSETS_EXAMPLE = '{"orders":{"broker-a":{"0":17,"1":-2}}} (-2 earliest, -1 latest)'
+queue_offsets = queue_numbers(_OFFSETS_EXAMPLE, EARLIEST)
 
 # Offsets by queue, and ``EARLIEST`` or ``LATEST`` by topic.
 OffsetsByQueue = dict[MessageQueue | str, int]
@@ -348,7 +348,7 @@ OffsetsByQueue = dict[MessageQueue | str, int]
 def offsets(*words: str) -> Callable[[str], str | OffsetsByQueue]:
     """One of ``words``; or JSON with offsets by queue, or with ``earliest`` or ``latest`` for all queues of a topic."""
     offset_by_word = {word: offset for word, offset in (("earliest", EARLIEST), ("latest", LATEST)) if word in words}
-    expected = f"JSON such as {_OFFSETS}, or with {' or '.join(offset_by_word)} for a topic"
+    expected = f"JSON such as {_OFFSETS_EXAMPLE}, or with {' or '.join(offset_by_word)} for a topic"
 
     def parse(value: str) -> str | OffsetsByQueue:
         if value.lstrip()[:1] != "{":
@@ -384,7 +384,7 @@ def timestamp(value: str) -> int:
     return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
 
 
-def consume_from(value: str) -> str | int:
+def consume_from_where(value: str) -> str | int:
     """``latest``, ``earliest``, or epoch milliseconds."""
     word = value.strip().lower()
     if word in ("latest", "earliest"):
@@ -479,7 +479,7 @@ def property_columns(value: str) -> tuple[tuple[str, str], ...]:
     return columns
 
 
-def per_topic(value: str) -> str | dict[str, str]:
+def topic_filters(value: str) -> str | dict[str, str]:
     """One filter for all topics, or JSON ``{"topic": "filter"}``."""
     if value.lstrip()[:1] != "{":
         return string(value)

@@ -42,7 +42,7 @@ _PATH_FIELDS = frozenset(
 )
 
 # Options that Spark itself passes to a source or sink besides the user's.
-TOLERATED = frozenset(
+TOLERATED_OPTIONS = frozenset(
     {"checkpointlocation", "queryname", "outputmode", "triggerinterval", "serializationformat"}
     # properties of a table in Spark's catalogue
     | {"provider", "owner", "location", "comment", "external", "is_managed_location", "collation"}
@@ -64,10 +64,10 @@ class Option:
     accepts_callables: bool
 
     def default_for(self, role: str) -> Any:
-        return self.default.get(role) if isinstance(self.default, ByRole) else self.default
+        return self.default.get(role) if isinstance(self.default, DefaultByRole) else self.default
 
 
-class ByRole(dict[str, Any]):
+class DefaultByRole(dict[str, Any]):
     """A default that depends on the role."""
 
 
@@ -94,7 +94,7 @@ def _option(
         accepts_callables=accepts_callables,
     )
     # ``for_role`` sets a default that depends on the role.
-    fixed_default = None if isinstance(default, ByRole) else default
+    fixed_default = None if isinstance(default, DefaultByRole) else default
     return dataclasses.field(default_factory=lambda: fixed_default, metadata=row)
 
 
@@ -111,8 +111,8 @@ _QUEUES = (*_CONSUME, *_SOURCE, *_WRITE, "simple consumer", "cluster admin")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Parsed options of one source, sink or producer. ``given`` has the names of the fields that were set. ``from_variables``
-    has the names of the fields that an environment variable set.
+    """Parsed options of one source, sink or producer. ``given_fields`` has the names of the fields that were set.
+    ``fields_from_variables`` has the names of the fields that an environment variable set.
     """
 
     # Connection
@@ -236,7 +236,7 @@ class Options:
         p.boolean, False, _SOURCE, "let `subscribePattern` also match retry and dead-letter topics"
     )
     tags: str | dict[str, str] | None = _option(
-        p.per_topic,
+        p.topic_filters,
         None,
         _SOURCE,
         "tags to read, `a || b`, filtered by the broker and checked again by the reader; JSON for a filter per topic. A filter "
@@ -244,7 +244,7 @@ class Options:
         default_text="`*`",
     )
     sql: str | dict[str, str] | None = _option(
-        p.per_topic,
+        p.topic_filters,
         None,
         _SOURCE,
         "SQL92 expression over properties, instead of `tags`; JSON for one per topic. Requires `enablePropertyFilter=true` on "
@@ -252,7 +252,7 @@ class Options:
     )
     starting_offsets: str | p.OffsetsByQueue = _option(
         p.offsets("earliest", "latest", "committed"),
-        ByRole({"batch source": "earliest", "stream source": "latest"}),
+        DefaultByRole({"batch source": "earliest", "stream source": "latest"}),
         _SOURCE,
         '`earliest`, `latest`, `committed` (with `group`), or JSON `{"t":{"broker-a":{"0":17,"1":-2}}}` (−2 earliest, −1 '
         'latest) for every queue, or `{"t":"earliest"}` for all queues of a topic, also mixed. '
@@ -481,7 +481,7 @@ class Options:
     )
     pull_batch_size: int = _option(
         p.integer(1, 100_000),
-        ByRole({**dict.fromkeys(SOURCE_ROLES, 1024), "consumer": 32, "pull consumer": 32}),
+        DefaultByRole({**dict.fromkeys(SOURCE_ROLES, 1024), "consumer": 32, "pull consumer": 32}),
         (*_SOURCE, *_CONSUME),
         "maximum number of messages to request per pull; the broker may send fewer. At most 1024 for consumers",
         default_text="source `1024`, consumers `32`",
@@ -519,7 +519,7 @@ class Options:
     )
     send_timeout: float = _option(
         p.positive_duration,
-        ByRole({"sink": 120.0, "producer": 3.0}),
+        DefaultByRole({"sink": 120.0, "producer": 3.0}),
         _WRITE,
         "timeout of one batch, including all retries. In the sink only round-robin, random and machine room batches may move to"
         " another broker; the others wait for their queue",
@@ -534,7 +534,7 @@ class Options:
     )
     send_latency_fault: str = _option(
         p.fault_preset,
-        ByRole({"sink": "current", "producer": ""}),
+        DefaultByRole({"sink": "current", "producer": ""}),
         _WRITE,
         "avoid brokers that are slow or fail: `true`, `false`, or a preset of durations: `current`, `4.x`",
         default_text="sink `true`, `Producer` `false`",
@@ -547,14 +547,14 @@ class Options:
     )
     auto_batch: bool = _option(
         p.boolean,
-        ByRole({"sink": True, "producer": False}),
+        DefaultByRole({"sink": True, "producer": False}),
         _WRITE,
         "combine single messages into batches. If false, the sink sends every row as a message of its own",
         default_text="sink `true`, `Producer` `false`",
     )
     batch_max_bytes: int | None = _option(
         p.size(1),
-        ByRole({"sink": 1 << 20}),
+        DefaultByRole({"sink": 1 << 20}),
         _WRITE,
         "size of one batch on the wire (sink), or the size of the bodies at which a batch is sent (`Producer`)",
         default_text="sink `1m`, `Producer` `32k`",
@@ -572,7 +572,7 @@ class Options:
     )
     total_batch_max_bytes: int | None = _option(
         p.size(1),
-        ByRole({"sink": 32 << 20}),
+        DefaultByRole({"sink": 32 << 20}),
         _WRITE,
         "maximum size of waiting bodies (`Producer`), or of all unacknowledged batches of a task (sink)",
         default_text="32m",
@@ -706,7 +706,7 @@ class Options:
 
     # Consumers
     consume_from_where: str | int = _option(
-        p.consume_from,
+        p.consume_from_where,
         "latest",
         _CONSUME,
         "where a queue starts for which the group has no offset: `latest`, `earliest`, or the first message stored at or after "
@@ -831,12 +831,12 @@ class Options:
     )
 
     written_topics: tuple[str, ...] = ()  # ``allowed_topics`` as written, before ``topic_names`` changes names
-    given: frozenset[str] = frozenset()
-    from_variables: frozenset[str] = frozenset()
+    given_fields: frozenset[str] = frozenset()
+    fields_from_variables: frozenset[str] = frozenset()
     keywords: bool = False  # whether the user gave the options as keywords of a Python call
 
     def __repr__(self) -> str:
-        return f"Options({', '.join(f'{name}={getattr(self, name)!r}' for name in sorted(self.given))})"
+        return f"Options({', '.join(f'{name}={getattr(self, name)!r}' for name in sorted(self.given_fields))})"
 
     def for_role(self, role: str) -> Options:
         """Return the options with the defaults of ``role``. Raises ``OptionError`` for the options that the role does not
@@ -846,14 +846,14 @@ class Options:
             f"option {(row.field if self.keywords else row.name)!r} does not belong to a {role}; "
             f"it is for: {', '.join(row.roles)}"
             for row in TABLE
-            if row.field in self.given and role not in row.roles
+            if row.field in self.given_fields and role not in row.roles
         ]
         problems[:0] = transport.problems(self, role)
         if problems:
             raise OptionError.of(problems)
-        defaults = {row.field: row.default_for(role) for row in TABLE if row.field not in self.given}
+        defaults = {row.field: row.default_for(role) for row in TABLE if row.field not in self.given_fields}
         if self.environment is not None:
-            logger.info("%s: %s", role, self.in_environment)
+            logger.info("%s: %s", role, self.environment_text)
         return dataclasses.replace(self, **defaults)
 
     @property
@@ -862,14 +862,18 @@ class Options:
         return self.proxy_endpoint if self.transport == transport.GRPC else self.name_server
 
     @property
-    def in_environment(self) -> str:
+    def environment_text(self) -> str:
         """The environment as a phrase for logs."""
         return f"environment {self.environment!r} ({self.environment_source}), environmentMode {self.environment_mode}"
 
     @property
     def environment_source(self) -> str:
         """Where the environment was set, for error messages: the option or a variable."""
-        return f"variable {ENVIRONMENT_VARIABLE}" if "environment" in self.from_variables else "option 'environment'"
+        return (
+            f"variable {ENVIRONMENT_VARIABLE}"
+            if "environment" in self.fields_from_variables
+            else "option 'environment'"
+        )
 
 
 TABLE: tuple[Option, ...] = tuple(
@@ -877,10 +881,12 @@ TABLE: tuple[Option, ...] = tuple(
 )
 # The options of sources and sinks.
 SPARK_OPTIONS = frozenset(row.name for row in TABLE if not {*SOURCE_ROLES, "sink"}.isdisjoint(row.roles))
-_BY_NAME = {name.lower(): row for row in TABLE for name in (row.name, *row.aliases, row.field)}
+_OPTION_BY_NAME = {name.lower(): row for row in TABLE for name in (row.name, *row.aliases, row.field)}
 
 
-def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ, *, keywords: bool = False) -> Options:
+def parse(
+    raw_options: Mapping[str, object], variables: Mapping[str, str] = os.environ, *, keywords: bool = False
+) -> Options:
     """Parse a user's options; names are case-insensitive, in camelCase or snake_case. One ``OptionError`` lists all problems.
 
     Options that are not given may come from environment ``variables``. No other code reads these variables; tasks receive the
@@ -888,10 +894,10 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
     """
     values: dict[str, Any] = {}
     problems: list[str] = []
-    for name, value in p.merged_table_options(given).items():
-        if value is None or name.lower() in TOLERATED:
+    for name, value in p.merged_table_options(raw_options).items():
+        if value is None or name.lower() in TOLERATED_OPTIONS:
             continue
-        row = _BY_NAME.get(name.lower())
+        row = _OPTION_BY_NAME.get(name.lower())
         if row is None:
             problems.append(
                 names.unknown_option(
@@ -915,12 +921,12 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
             is_long = isinstance(value, str) and len(value) > paths.MAX_PATH_BYTES
             value_text = "'***'" if row.parse is p.secret else paths.shortened(str(value)) if is_long else repr(value)
             problems.append(f"option {shown_name!r} is {value_text}; expected {e}")
-    from_environment: dict[str, Any] = {}
+    variable_values: dict[str, Any] = {}
     for field, variable in _VARIABLE_BY_FIELD.items():
         text = None if field in values else variables.get(variable)
         if text:
             try:
-                from_environment[field] = _BY_NAME[field].parse(text)
+                variable_values[field] = _OPTION_BY_NAME[field].parse(text)
             except ValueError as e:
                 problems.append(f"variable {variable} is {text!r}; expected {e}")
     written_topics = values.get("allowed_topics", ())
@@ -928,18 +934,18 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
         try:
             values[field] = with_rocketmq_names(field, value, values.get("topic_names", EXACT))
         except ValueError as e:
-            problems.append(f"option {(field if keywords else _BY_NAME[field].name)!r}: {e}; rename one of them")
+            problems.append(f"option {(field if keywords else _OPTION_BY_NAME[field].name)!r}: {e}; rename one of them")
     if problems:
         raise OptionError.of(problems)
-    values |= from_environment
+    values |= variable_values
     instance = p.instance_of(values.get("name_server", ()))
     if instance is not None and "namespace" not in values and values.get("transport") != transport.GRPC:
         values["namespace"] = instance
     return Options(
         **values,
         written_topics=written_topics,
-        given=frozenset(values),
-        from_variables=frozenset(from_environment),
+        given_fields=frozenset(values),
+        fields_from_variables=frozenset(variable_values),
         keywords=keywords,
     )
 
@@ -951,4 +957,4 @@ def foreign_option(name: str) -> str | None:
 
 def option_name(field: str) -> str:
     """The public name of a field, for messages."""
-    return _BY_NAME[field].name
+    return _OPTION_BY_NAME[field].name

@@ -40,24 +40,24 @@ class TopicNames:
 
     def __init__(self, rule: str, names: Iterable[str] = ()) -> None:
         self.rule = rule
-        self._name_by_renamed: dict[str, str] = {}
+        self._name_by_rocketmq_name: dict[str, str] = {}
         for name in names:
             self.rocketmq_name(name)
 
     @property
-    def given_names(self) -> tuple[str, ...]:
+    def original_names(self) -> tuple[str, ...]:
         """The names of all calls, as they were given."""
-        return tuple(self._name_by_renamed.values())
+        return tuple(self._name_by_rocketmq_name.values())
 
     def rocketmq_name(self, name: str) -> str:
         """Return RocketMQ's name of a topic. Raises ``ValueError`` if another name became this name in an earlier call."""
-        renamed = RULES[self.rule](name)
-        first_name = self._name_by_renamed.setdefault(renamed, name)
-        if first_name != name:
+        rocketmq_name = RULES[self.rule](name)
+        earlier_name = self._name_by_rocketmq_name.setdefault(rocketmq_name, name)
+        if earlier_name != name:
             raise ValueError(
-                f"topics {first_name!r} and {name!r} are both {renamed!r} with option 'topicNames' {self.rule}"
+                f"topics {earlier_name!r} and {name!r} are both {rocketmq_name!r} with option 'topicNames' {self.rule}"
             )
-        return renamed
+        return rocketmq_name
 
 
 def with_rocketmq_names(field: str, value: Any, rule: str) -> Any:

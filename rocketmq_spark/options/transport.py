@@ -11,25 +11,25 @@ from typing import Any, NamedTuple
 from rocketmq_spark.base.codes import TopicType
 
 REMOTING, GRPC = "remoting", "grpc"
-_REMOTING = (
+_REMOTING_REMEDY = (
     "use transport=remoting, with the brokers' name server or the Remoting port of a Proxy (8080 unless it was changed)"
 )
-_READ = f"{_REMOTING} as nameServer"
-_ADMINISTER = "use transport=remoting, with the brokers' name server as nameServer"
+_READ_REMEDY = f"{_REMOTING_REMEDY} as nameServer"
+_ADMIN_REMEDY = "use transport=remoting, with the brokers' name server as nameServer"
 _NO_OFFSETS = "over gRPC a Proxy rejects pulls and requests about offsets (UNIMPLEMENTED)"
 _NO_RANGES = (
     f"reads ranges of offsets, and {_NO_OFFSETS}; a Proxy hands out messages (POP), but the same batch never twice"
 )
 # Why a role cannot use gRPC, and what to do.
 _ROLE_PROBLEMS = {
-    "batch source": f"{_NO_RANGES}; {_READ}",
-    "stream source": f"{_NO_RANGES}; {_READ}",
-    "pull consumer": f"seeks and commits offsets, and {_NO_OFFSETS}; {_READ}",
-    "cluster admin": f"sends requests that a Proxy rejects over gRPC (UNIMPLEMENTED); {_ADMINISTER}",
+    "batch source": f"{_NO_RANGES}; {_READ_REMEDY}",
+    "stream source": f"{_NO_RANGES}; {_READ_REMEDY}",
+    "pull consumer": f"seeks and commits offsets, and {_NO_OFFSETS}; {_READ_REMEDY}",
+    "cluster admin": f"sends requests that a Proxy rejects over gRPC (UNIMPLEMENTED); {_ADMIN_REMEDY}",
 }
 NO_ADMINISTRATION = (
     "offsets, topics and groups are read and changed by requests that a Proxy rejects over gRPC (UNIMPLEMENTED); "
-    f"{_ADMINISTER}"
+    f"{_ADMIN_REMEDY}"
 )
 # Selectors that do not require a queue of the user's choice.
 SELECTORS = ("roundRobin", "random", "hash")
@@ -139,9 +139,9 @@ def features(options: Any) -> TransportFeatures:
     return FEATURES[options.transport]
 
 
-def message_type(delayed: bool, grouped: bool, ranked: bool) -> str:
+def message_type(is_delayed: bool, has_group: bool, has_priority: bool) -> str:
     """Return the type that a message has for a Proxy; this type must equal the topic's attribute ``message.type``."""
-    flags_with_types = ((delayed, TopicType.DELAY), (grouped, TopicType.FIFO), (ranked, TopicType.PRIORITY))
+    flags_with_types = ((is_delayed, TopicType.DELAY), (has_group, TopicType.FIFO), (has_priority, TopicType.PRIORITY))
     return next((type_name for is_set, type_name in flags_with_types if is_set), TopicType.NORMAL)
 
 
@@ -150,7 +150,7 @@ def problems(options: Any, role: str) -> list[str]:
     texts = [
         f"option {name!r} has no effect without {other_name!r}: {_remedy(other_name)}"
         for field, (name, other_field, other_name) in REQUIRED_OPTIONS.items()
-        if field in options.given and other_field not in options.given
+        if field in options.given_fields and other_field not in options.given_fields
     ]
     if options.transport == GRPC:
         return texts + _grpc_problems(options, role)
@@ -177,16 +177,18 @@ def _grpc_problems(options: Any, role: str) -> list[str]:
         return [f"option 'transport' is 'grpc', but a {role} {_ROLE_PROBLEMS[role]}"]
     texts = []
     if role == "consumer":
-        rejected = [_CONSUMER_PROBLEMS[field] for field in _CONSUMER_PROBLEMS if field in options.given]
+        rejected_options = [_CONSUMER_PROBLEMS[field] for field in _CONSUMER_PROBLEMS if field in options.given_fields]
         texts += [
-            f"option {name!r} cannot be used with transport=grpc: {why}. Omit it, or {_READ}" for name, why in rejected
+            f"option {name!r} cannot be used with transport=grpc: {why}. Omit it, or {_READ_REMEDY}"
+            for name, why in rejected_options
         ]
     if not options.proxy_endpoint:
         texts.append("option 'proxyEndpoint' is required with transport=grpc: give host:port of the Proxy's gRPC port")
     selector = options.queue_selector
     if role == "sink" and selector not in SELECTORS:
         texts.append(
-            f"option 'queueSelector' is {selector!r}, but {PROXY_CHOOSES}; expected one of {', '.join(SELECTORS)}, or {_READ}"
+            f"option 'queueSelector' is {selector!r}, but {PROXY_CHOOSES}; expected one of {', '.join(SELECTORS)}, or "
+            f"{_READ_REMEDY}"
         )
     if options.environment is not None and options.environment_mode == "queues":
         texts.append(
@@ -197,7 +199,7 @@ def _grpc_problems(options: Any, role: str) -> list[str]:
             "option 'longDelay' is 'dmq', but a Proxy does not report the limits of brokers' timers; expected error"
         )
     if options.enable_trace:
-        texts.append(f"option 'enableTrace' is true, but clients of a Proxy write no traces; {_READ}")
+        texts.append(f"option 'enableTrace' is true, but clients of a Proxy write no traces; {_READ_REMEDY}")
     if options.address_map:
         texts.append("option 'addressMap' has no effect with transport=grpc: clients connect to proxyEndpoint only")
     if options.tls_key_password:

@@ -93,7 +93,7 @@ class MessageBatch:
     """Messages that are sent together, at ``due_ms`` at the latest.
 
     ``owner`` is the producer that started the batch. The owner sends the batch, also if other producers have added messages. If
-    ``has_plain`` is set, some of the ``entries`` are plain messages, and ``batching.encode_batch_messages`` sets
+    ``has_plain_messages`` is set, some of the ``entries`` are plain messages, and ``batching.encode_batch_messages`` sets
     ``encoded_items`` for all entries.
     """
 
@@ -107,7 +107,7 @@ class MessageBatch:
     keywords: dict[str, None] = field(default_factory=dict)
     keyword_bytes: int = 0
     is_open: bool = True
-    has_plain: bool = False
+    has_plain_messages: bool = False
     encoded_items: list[Sized] | None = None
 
     def __post_init__(self) -> None:
@@ -158,7 +158,7 @@ class Accumulator:
         self._sequence_numbers = itertools.count()
         self.closed_batches: list[MessageBatch] = []
         self._taken_batches: set[MessageBatch] = set()
-        self._last_start_ms = 0
+        self._last_batch_start_ms = 0
 
     @property
     def open_count(self) -> int:
@@ -187,27 +187,27 @@ class Accumulator:
         return batch
 
     def add_plain_message(
-        self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: Any, now_ms: int
+        self, key: BatchKey, entry: PlainEntry, body_bytes: int, added_bytes: int, owner: Any, now_ms: int
     ) -> MessageBatch | None:
-        """Add a plain message, which has no queue. Unlike ``add``, does not add the message's keys to the batch. ``size`` is the
-        number of bytes by which the message makes the batch larger.
+        """Add a plain message, which has no queue. Unlike ``add``, does not add the message's keys to the batch. ``added_bytes``
+        is the number of bytes by which the message makes the batch larger.
         """
         limits = self.limits
         if self.buffered_bytes >= limits.total_max_bytes:
             return None
         batch = self._open_batches.get(key)
-        if batch is not None and batch.encoded_bytes + size > limits.max_encoded_bytes:
+        if batch is not None and batch.encoded_bytes + added_bytes > limits.max_encoded_bytes:
             self._close(batch)
             batch = None
         if batch is None:
-            if len(self._open_batches) >= limits.max_open_batches or size > limits.max_encoded_bytes:
+            if len(self._open_batches) >= limits.max_open_batches or added_bytes > limits.max_encoded_bytes:
                 return None
             batch = self._start(key, owner, now_ms)
         batch.entries.append(entry)
-        batch.has_plain = True
+        batch.has_plain_messages = True
         batch.body_bytes += body_bytes
-        batch.encoded_bytes += size
-        self.buffered_bytes += size
+        batch.encoded_bytes += added_bytes
+        self.buffered_bytes += added_bytes
         if batch.body_bytes > limits.max_bytes:
             self._close(batch)
         return batch
@@ -252,7 +252,7 @@ class Accumulator:
     def _start(self, key: BatchKey, owner: Any, now_ms: int) -> MessageBatch:
         # Batches are sent in the order of their start times, so these times must not decrease. ``now_ms`` may be too small,
         # because the caller read the clock before it waited for the lock.
-        now_ms = self._last_start_ms = max(now_ms, self._last_start_ms)
+        now_ms = self._last_batch_start_ms = max(now_ms, self._last_batch_start_ms)
         batch = MessageBatch(key, owner, now_ms, now_ms + self.limits.max_delay_ms)
         self._open_batches[key] = batch
         heapq.heappush(self._batches_by_age, (batch.due_ms, next(self._sequence_numbers), batch))

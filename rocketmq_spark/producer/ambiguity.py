@@ -45,10 +45,10 @@ class StoredIds(Protocol):
         """
 
     def find_stored(
-        self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
+        self, from_offsets: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
     ) -> set[str]:
-        """Return the ``ids`` of messages that one broker has stored after the offsets in ``since``. Returns only when none of the
-        other messages can still arrive at the broker.
+        """Return the ``ids`` of messages that one broker has stored after the offsets in ``from_offsets``. Returns only when none
+        of the other messages can still arrive at the broker.
 
         Raises ``RocketMQError`` if it cannot be proved in time that no message arrives later, or if ``master`` is no longer the
         broker's master.
@@ -156,7 +156,7 @@ class AmbiguousSendResolver:
         self._waiting_sends: dict[str, deque[AmbiguousSend]] = {}
         self._closed = False
 
-    def record_start(self, outgoing: OutgoingSend, queue: MessageQueue) -> None:
+    def record_lookup_start(self, outgoing: OutgoingSend, queue: MessageQueue) -> None:
         """Record, before an attempt, an offset from which a look-up finds all messages that the attempt stores. Raises
         ``RocketMQError`` if no such offset is cached and none can be fetched.
         """
@@ -200,7 +200,7 @@ class AmbiguousSendResolver:
             outgoing.looked_up_attempt_number = attempt_number
             resume(queue, _outcome_after_lookup(outgoing, queue, outcome, result))
 
-        return not self._queue_lookup(
+        return not self._enqueue_lookup(
             AmbiguousSend(outgoing.next_request, queue, outgoing.lookup_start, outgoing.attempts_deadline, done)
         )
 
@@ -232,7 +232,7 @@ class AmbiguousSendResolver:
             if result.queue_offset > acknowledged_offset or result.queue_offset < outgoing.lookup_start.offset:
                 self._queue_ends[key] = fetched_offset, result.queue_offset
 
-    def _queue_lookup(self, send: AmbiguousSend) -> bool:
+    def _enqueue_lookup(self, send: AmbiguousSend) -> bool:
         """Start a look-up. After ``close``, does nothing and returns False, because all requests already have outcomes."""
         broker_name = send.queue.broker_name
         with self._lock:

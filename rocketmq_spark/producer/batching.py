@@ -49,14 +49,15 @@ _MAX_TEMPLATES = 1024
 
 
 class PlainTemplate(NamedTuple):
-    """The common part of the plain messages of a topic and tag: the text of their common properties, and the ``size`` that a
-    message without a body adds to a batch. Further properties of a message may have at most ``free_bytes`` bytes.
+    """The common part of the plain messages of a topic and tag: the text of their common properties, and the number of
+    bytes that a message without a body adds to a batch (``empty_item_bytes``). Further properties of a message may have at most
+    ``free_properties_bytes`` bytes.
     """
 
     key: BatchKey
     properties_text: str
-    size: int
-    free_bytes: int
+    empty_item_bytes: int
+    free_properties_bytes: int
 
 
 _SAMPLE_ID = "0" * 32
@@ -79,14 +80,16 @@ def plain_template(
         check_topic(topic, scope)
         text = encode_properties({Property.TAGS: tag or None, Property.WAIT: "true" if waits_for_store else "false"})
         all_properties = encode_properties({Property.UNIQ_KEY: _SAMPLE_ID}) + text
-        size = len(encoder.encode_item(topic, b"", all_properties, 0, 0))
+        empty_item_bytes = len(encoder.encode_item(topic, b"", all_properties, 0, 0))
     except MessageRefused:
         return None
-    free_bytes = codes.SINGLE_MAX_PROPERTIES_BYTES - len(all_properties.encode())
+    free_properties_bytes = codes.SINGLE_MAX_PROPERTIES_BYTES - len(all_properties.encode())
     return (
         None
-        if free_bytes < 0
-        else PlainTemplate(BatchKey(topic, None, waits_for_store, tag or None, False), text, size, free_bytes)
+        if free_properties_bytes < 0
+        else PlainTemplate(
+            BatchKey(topic, None, waits_for_store, tag or None, False), text, empty_item_bytes, free_properties_bytes
+        )
     )
 
 
@@ -119,14 +122,14 @@ def encode_plain_properties(message: Message, template: PlainTemplate) -> tuple[
         return None
     property_count = bool(keys) + (len(properties) if properties else 0)
     is_plain = text.count("\x01") == property_count == text.count("\x02") and _TRANSIENT_PREFIX not in text
-    return (text + template.properties_text, size) if is_plain and size <= template.free_bytes else None
+    return (text + template.properties_text, size) if is_plain and size <= template.free_properties_bytes else None
 
 
 def encode_batch_messages(
     batch: MessageBatch, create_ids: Callable[[int], Sequence[str]], encoder: MessageEncoder, now_ms: int
 ) -> None:
     """Create the ids of a batch's plain messages, and encode the messages, when the batch is about to be sent."""
-    if not batch.has_plain:
+    if not batch.has_plain_messages:
         return
     topic, encode_item = batch.key.topic, encoder.encode_item
     items: list[Sized] = []
@@ -139,7 +142,7 @@ def encode_batch_messages(
             encode_item(topic, entry.body, f"{entry.properties_text}{_ID_START}{msg_id}\x02", entry.flag, now_ms)
         )
         entry.body, entry.properties_text = b"", ""  # frees the message, even if the user keeps the future
-    batch.encoded_items, batch.has_plain = items, False
+    batch.encoded_items, batch.has_plain_messages = items, False
 
 
 class BatchOwner(Protocol):
@@ -161,7 +164,7 @@ class Batcher:
 
     def __init__(self, timer: Timer) -> None:
         self.accumulator = Accumulator()
-        self.member_count = 0
+        self.producer_count = 0
         self._next_call_ms: int | None = None  # time of the timer's next call
         self._closed = False
         self._timer = timer
@@ -170,7 +173,7 @@ class Batcher:
     def join(self, settings: ProducerSettings) -> None:
         """Add a producer. Limits in the producer's ``settings`` apply to all producers of the accumulator."""
         with self._lock:
-            self.member_count += 1
+            self.producer_count += 1
             self.accumulator.limits = settings.batch_limits(self.accumulator.limits)
 
     def add(self, key: BatchKey, entry: BatchEntry, owner: BatchOwner) -> MessageBatch | None:
@@ -198,7 +201,7 @@ class Batcher:
         return batch
 
     def add_plain_message(
-        self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: BatchOwner
+        self, key: BatchKey, entry: PlainEntry, body_bytes: int, added_bytes: int, owner: BatchOwner
     ) -> bool:
         """Add a plain message. Returns False if the message must be sent directly. Errors have the same effect as in ``add``."""
         now_ms = self._timer.now_ms()
@@ -207,7 +210,7 @@ class Batcher:
         try:
             with self._lock:
                 if not self._closed:
-                    batch = self.accumulator.add_plain_message(key, entry, body_bytes, size, owner, now_ms)
+                    batch = self.accumulator.add_plain_message(key, entry, body_bytes, added_bytes, owner, now_ms)
                 if batch is not None:
                     has_ready_batch = bool(self.accumulator.closed_batches) or batch.due_ms <= now_ms
                     if len(batch.entries) == 1 or self._next_call_ms is None:
@@ -268,7 +271,7 @@ class Batcher:
             self.send_all()
         finally:
             with self._lock:
-                self.member_count -= 1
+                self.producer_count -= 1
 
     def close(self) -> None:
         """Accept no more messages, and fail those added after the last producer left."""
@@ -320,7 +323,7 @@ class Batcher:
                 _outcomes_by_message(outcome, batch.entries),
                 [entry.promise for entry in batch.entries],
             )
-            for registry, promises_and_outcomes in _by_registry(promises, outcomes).items():
+            for registry, promises_and_outcomes in _group_by_registry(promises, outcomes).items():
                 capture_result = capture(registry.resolve, *promises_and_outcomes)
                 if isinstance(capture_result, Failure):  # an error at one producer must not affect other producers
                     capture_result.log(logger, "results could not be set")
@@ -387,7 +390,7 @@ class BatchingClient:
             return None
         if template is None or type(body) is not bytes or not 0 < len(body) <= self._max_body_bytes:
             return None
-        text, size = template.properties_text, template.size + len(body)
+        text, size = template.properties_text, template.empty_item_bytes + len(body)
         flag = message.flag
         if message.keys or message.properties or flag or type(flag) is not int or message.priority is not None:
             encoded = encode_plain_properties(message, template)
@@ -415,8 +418,8 @@ class BatchingClient:
     ) -> tuple[Promise, MessageBatch | None]:
         """Return the future, and the message's batch. The batch is None if the message must be sent directly."""
         message = prepared.message
-        flag_and_tag = (True, None) if self._mixes_tags else (message.wait_store_ok, message.tags or None)
-        key = BatchKey(message.topic, queue, *flag_and_tag, sender_waits)
+        wait_store_ok_and_tag = (True, None) if self._mixes_tags else (message.wait_store_ok, message.tags or None)
+        key = BatchKey(message.topic, queue, *wait_store_ok_and_tag, sender_waits)
         item = encoding.batch_item(prepared, self._encoder, self.batcher.wall_ms())
         promise = self._futures.create(callback, prepared.msg_id)
         entry = BatchEntry(item, len(message.body), prepared.msg_id, message.keys, promise)
@@ -432,18 +435,20 @@ class BatchingClient:
 _PromisesAndOutcomes = tuple[Sequence[Promise], Sequence[Outcome]]
 
 
-def _by_registry(
+def _group_by_registry(
     promises: Sequence[Promise], outcomes: Sequence[Outcome]
 ) -> Mapping[FutureRegistry, _PromisesAndOutcomes]:
     """Group promises and outcomes by producer."""
     if len(registries := {promise.registry for promise in promises}) == 1:
         return dict.fromkeys(registries, (promises, outcomes))
-    grouped: dict[FutureRegistry, tuple[list[Promise], list[Outcome]]] = {registry: ([], []) for registry in registries}
+    outcomes_by_registry: dict[FutureRegistry, tuple[list[Promise], list[Outcome]]] = {
+        registry: ([], []) for registry in registries
+    }
     for promise, outcome in zip(promises, outcomes, strict=True):
-        own_promises, own_outcomes = grouped[promise.registry]
+        own_promises, own_outcomes = outcomes_by_registry[promise.registry]
         own_promises.append(promise)
         own_outcomes.append(outcome)
-    return grouped
+    return outcomes_by_registry
 
 
 def _may_split(outcome: Outcome, batch: MessageBatch) -> bool:
@@ -466,7 +471,7 @@ def _outcomes_by_message(outcome: Outcome, entries: Sequence[BatchEntry | PlainE
     outcomes: list[Outcome] = []
     for entry in entries:
         message_outcome = outcome.stored.get(entry.msg_id)
-        if message_outcome is None and entry.msg_id in outcome.behind:
+        if message_outcome is None and entry.msg_id in outcome.skipped_ids:
             message_outcome = SendFailed(
                 f"not sent, because an earlier message of its group was rejected: {outcome.message}",
                 outcome.addr, outcome.broker_code, outcome.topic, remark=outcome.remark, remedy=outcome.remedy,
@@ -474,7 +479,7 @@ def _outcomes_by_message(outcome: Outcome, entries: Sequence[BatchEntry | PlainE
             message_outcome.__cause__ = outcome
         elif message_outcome is None:
             message_outcome = copy.copy(outcome)
-            message_outcome.__cause__, message_outcome.stored, message_outcome.behind = outcome.__cause__, {}, ()
+            message_outcome.__cause__, message_outcome.stored, message_outcome.skipped_ids = outcome.__cause__, {}, ()
         outcomes.append(message_outcome)
     return outcomes
 
@@ -496,6 +501,6 @@ def leave_accumulator(name: str, batcher: Batcher) -> None:
         batcher.leave()
     finally:
         with process.entry_lock(_ACCUMULATORS, name):
-            if batcher.member_count == 0:
+            if batcher.producer_count == 0:
                 process.entries(_ACCUMULATORS).pop(name, None)
                 batcher.close()

@@ -12,7 +12,7 @@ from rocketmq_spark.base.arguments import check_function, check_instance, check_
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.producer.request_reply import RequestProducer
-from rocketmq_spark.queues.selection import Select
+from rocketmq_spark.queues.selection import Selector
 
 if TYPE_CHECKING:
     from rocketmq_spark.columnar.encode.encoder import Encoder
@@ -41,7 +41,7 @@ class BulkProducer(RequestProducer):
         rows: Any,
         topic: str | None = None,
         *,
-        selector: str | Select | None = None,
+        selector: str | Selector | None = None,
         timeout_s: float | None = None,
     ) -> SentRows:
         """Send the rows of Arrow data in batches, and wait for the brokers' answers. Needs pyarrow.

@@ -28,39 +28,48 @@ logger = logging.getLogger(__name__)
 
 # How long three results are cached: the limits of a broker's timers, a missing answer, and the existence of a consumer.
 LIMITS_VALID_S, SILENT_RETRY_S, CONSUMER_VALID_S = 600.0, 30.0, 10.0
-_UNKNOWN: tuple[int | None, Deadline] = (None, Deadline(0.0))
+_UNKNOWN_LIMIT: tuple[int | None, Deadline] = (None, Deadline(0.0))
 _TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
 _REMEDY = "Start the delay service: rocketmq-spark delay serve, or the Spark job of docs/delay.md"
 
 
 class BrokerTimers:
-    """The maximum delays of brokers' timers. All users of a cluster may share the ``cache``.
+    """The maximum delays of brokers' timers. All users of a cluster may share the ``limit_cache``.
 
-    A broker that does not answer is asked again after ``silent_s`` seconds.
+    A broker that does not answer is asked again after ``retry_pause_s`` seconds.
     """
 
     def __init__(
-        self, sender: Sender, cache: MutableMapping[str, tuple[int | None, Deadline]], silent_s: float = SILENT_RETRY_S
+        self,
+        sender: Sender,
+        limit_cache: MutableMapping[str, tuple[int | None, Deadline]],
+        retry_pause_s: float = SILENT_RETRY_S,
     ) -> None:
         self._sender = sender
-        self._cache = cache
-        self._silent_s = silent_s
+        self._limit_cache = limit_cache
+        self._retry_pause_s = retry_pause_s
 
     def max_delays_ms(self, topic: str, brokers: Collection[str], deadline: Deadline) -> dict[str, int]:
         """The maximum delay of each broker's timers, 0 for a broker without timers. If a broker does not answer, the result has
         its last answer. A broker that has never answered is missing from the result.
         """
-        due_brokers = [name for name in brokers if self._cache.get(name, _UNKNOWN)[1].expired]
+        due_brokers = [name for name in brokers if self._limit_cache.get(name, _UNKNOWN_LIMIT)[1].expired]
         if due_brokers:
-            timers = self._sender.max_timer_delays_ms(topic, sorted(due_brokers), deadline)
+            reported_delays_ms = self._sender.max_timer_delays_ms(topic, sorted(due_brokers), deadline)
             for name in due_brokers:
-                if name not in timers:
+                if name not in reported_delays_ms:
                     logger.info("broker %s does not report its timers", name)
                 # A broker without timers is asked each time, because its delayed messages are rejected until it is upgraded.
-                valid_s = self._silent_s if name not in timers else LIMITS_VALID_S if timers[name] else 0.0
-                cached_ms, _ = self._cache.get(name, _UNKNOWN)
-                self._cache[name] = timers.get(name, cached_ms), Deadline.after(valid_s)
-        max_delays = {name: self._cache[name][0] for name in brokers}
+                valid_s = (
+                    self._retry_pause_s
+                    if name not in reported_delays_ms
+                    else LIMITS_VALID_S
+                    if reported_delays_ms[name]
+                    else 0.0
+                )
+                cached_delay_ms, _ = self._limit_cache.get(name, _UNKNOWN_LIMIT)
+                self._limit_cache[name] = reported_delays_ms.get(name, cached_delay_ms), Deadline.after(valid_s)
+        max_delays = {name: self._limit_cache[name][0] for name in brokers}
         return {name: max_delay_ms for name, max_delay_ms in max_delays.items() if max_delay_ms is not None}
 
     def brokers_without_timers(self, topic: str, brokers: Collection[str], deadline: Deadline) -> list[str]:
@@ -88,7 +97,7 @@ class DelayRouter:
         self.timers = timers
         self._settings = settings
         self._wall_ms = wall_ms
-        self._consumed_until = Deadline(0.0)
+        self._consumer_known_until = Deadline(0.0)
 
     def route(
         self,
@@ -177,7 +186,7 @@ class DelayRouter:
         )
 
     def _check_consumer(self, deadline: Deadline) -> None:
-        if not self._consumed_until.expired:
+        if not self._consumer_known_until.expired:
             return
         try:
             is_consumed = self._sender.has_online_consumer(INNER_TOPIC, deadline)
@@ -194,7 +203,7 @@ class DelayRouter:
                 topic=INNER_TOPIC,
                 remedy=_REMEDY,
             )
-        self._consumed_until = Deadline.after(CONSUMER_VALID_S)
+        self._consumer_known_until = Deadline.after(CONSUMER_VALID_S)
 
 
 def send_to_all(queues: Iterable[MessageQueue], send: Callable[[MessageQueue], object]) -> None:

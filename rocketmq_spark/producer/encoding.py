@@ -23,7 +23,7 @@ from rocketmq_spark.model.send import Batch, BatchStorage, MessageEncoder
 from rocketmq_spark.options.transport import SELECTORS
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, MessageBatch, has_key, key_words
 from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
-from rocketmq_spark.queues.selection import Select
+from rocketmq_spark.queues.selection import Selector
 from rocketmq_spark.wire.compression import compress_if_smaller
 from rocketmq_spark.wire.names import Scope, is_send_forbidden, topic_problem
 from rocketmq_spark.wire.properties import check_message, encode_properties, message_properties
@@ -39,7 +39,7 @@ class How(NamedTuple):
     """
 
     queue: MessageQueue | None = None
-    selector: str | Select | None = None
+    selector: str | Selector | None = None
     arg: object = None
     delay_level: int | None = None
     delay: float | timedelta | None = None
@@ -289,7 +289,7 @@ def batch_item(prepared: PreparedMessage, encoder: MessageEncoder, now_ms: int) 
 
 
 def explicit_batch(
-    prepared: Sequence[PreparedMessage],
+    prepared_messages: Sequence[PreparedMessage],
     batch_id: str | None,
     settings: ProducerSettings,
     now_ms: int,
@@ -300,12 +300,12 @@ def explicit_batch(
     The batch has no id, because brokers before 5.5 would copy the id to each message if the topic stores each message
     separately. For a topic that stores a batch as one message, ``with_storage_properties`` adds an id.
     """
-    if not prepared:
+    if not prepared_messages:
         raise MessageRefused("the batch has no messages")
-    first_message = prepared[0].message
+    first_message = prepared_messages[0].message
     if first_message.topic.startswith(codes.RETRY_PREFIX):
         raise MessageRefused("Retry Group is not supported for batching", topic=first_message.topic)
-    for prepared_message in prepared:
+    for prepared_message in prepared_messages:
         if prepared_message.delayed:
             raise MessageRefused("TimeDelayLevel is not supported for batching", topic=first_message.topic)
         if prepared_message.message.topic != first_message.topic:
@@ -317,7 +317,7 @@ def explicit_batch(
                 "The waitStoreMsgOK of the messages in one batch should be the same", topic=first_message.topic
             )
     items: list[Sized] = []
-    for prepared_message in prepared:
+    for prepared_message in prepared_messages:
         try:
             items.append(batch_item(prepared_message, encoder, now_ms))
         except MessageRefused as e:
@@ -342,7 +342,7 @@ def no_key_reason(topic: str) -> str:
 
 
 def with_storage_properties(
-    request: SendRequest, prepared: Sequence[PreparedMessage], batch_id: str, storage: BatchStorage
+    request: SendRequest, prepared_messages: Sequence[PreparedMessage], batch_id: str, storage: BatchStorage
 ) -> SendRequest:
     """Return the batch with the properties that the storage of its topic requires.
 
@@ -352,7 +352,7 @@ def with_storage_properties(
     Raises:
         MessageRefused: A message has no key, and the topic is a compaction topic, which would drop this message.
     """
-    messages = [prepared_message.message for prepared_message in prepared]
+    messages = [prepared_message.message for prepared_message in prepared_messages]
     if storage.is_compacted and (
         keyless_numbers := [number for number, message in enumerate(messages) if not has_key(message.keys)]
     ):

@@ -126,13 +126,13 @@ class Engine:
         The caller then calls ``dispatch_ready``, which sends the request.
         """
         self._start(outgoing)
-        broker_count = len(self.routes.brokers()) if self.send_window.counts_brokers else 1
+        broker_count = len(self.routes.brokers()) if self.send_window.has_limit_per_broker else 1
         try:
-            cause = self._send_queue.put(outgoing, broker_count)
+            queue_error = self._send_queue.put(outgoing, broker_count)
         except ClosedError:
             return False
-        if cause is not None:
-            self._complete(outgoing, _follower_error(outgoing, cause))
+        if queue_error is not None:
+            self._complete(outgoing, _follower_error(outgoing, queue_error))
         return True
 
     def dispatch_ready(self) -> None:
@@ -159,17 +159,17 @@ class Engine:
         context = self._call_before_hooks(outgoing, queue, "oneway")
         self._sender.send_oneway(queue, outgoing.request, outgoing.attempts_deadline)
         if context is not None:
-            self.hooks.after(context, None, 0)
+            self.hooks.call_after(context, None, 0)
 
     def wait_until_idle(self, deadline: Deadline) -> bool:
         """Wait for all answers. Returns whether all answers have arrived before the deadline."""
         return self._send_queue.wait_until_idle(deadline)
 
-    def close(self, deadline: Deadline, wait_s: float = 5.0, keep: bool = True) -> list[Unsent]:
+    def close(self, deadline: Deadline, wait_s: float = 5.0, spools_unsent: bool = True) -> list[Unsent]:
         """Wait for all answers until the deadline. Requests that have no answer at the deadline fail and are returned.
 
-        With a spool and ``keep``, requests without an answer go to the spool instead. Pass ``keep=False`` if the caller itself
-        will send the requests again. Waits up to ``wait_s`` seconds for a running call of the timer.
+        With a spool and ``spools_unsent``, requests without an answer go to the spool instead. Pass ``spools_unsent=False`` if
+        the caller itself will send the requests again. Waits up to ``wait_s`` seconds for a running call of the timer.
         """
         self.wait_until_idle(deadline)
         if self._spool_bridge is not None:
@@ -180,7 +180,7 @@ class Engine:
             self.ambiguity_resolver.close()
         outcomes: list[Outcome] = [closed_error() for _ in unfinished_sends]
         if self._spool_bridge is not None:
-            indexes = [i for i, outgoing in enumerate(unfinished_sends) if keep and outgoing.spoolable]
+            indexes = [i for i, outgoing in enumerate(unfinished_sends) if spools_unsent and outgoing.spoolable]
             spool_outcomes = self._spool_bridge.spool([(unfinished_sends[i], None) for i in indexes])
             for i, outcome in zip(indexes, spool_outcomes, strict=True):
                 outcomes[i] = outcome
@@ -199,9 +199,9 @@ class Engine:
 
     def _complete(self, outgoing: OutgoingSend, outcome: Outcome) -> None:
         """End a request. This method is called once for each request."""
-        attempts = outgoing.retry_state
+        retry_state = outgoing.retry_state
         completion = SendCompletion(
-            outgoing, outcome, attempts.attempt_count, attempts.brokers, outgoing.confirmed_count
+            outgoing, outcome, retry_state.attempt_count, retry_state.tried_brokers, outgoing.confirmed_count
         )
         outgoing.done(completion)
 
@@ -254,7 +254,7 @@ class Engine:
 
             try:
                 if self.ambiguity_resolver is not None:
-                    self.ambiguity_resolver.record_start(outgoing, chosen_queue)
+                    self.ambiguity_resolver.record_lookup_start(outgoing, chosen_queue)
             except RocketMQError as e:
                 done(e)
                 return
@@ -323,7 +323,7 @@ class Engine:
             return None
         group, attempt_number = self._settings.group, outgoing.retry_state.attempt_count + 1
         context = SendContext(group, queue, outgoing.request, mode, attempt_number, outgoing.message, outgoing.msg_ids)
-        self.hooks.before(context)
+        self.hooks.call_before(context)
         return context
 
     def _report_attempt(
@@ -336,7 +336,7 @@ class Engine:
         if report is not None:
             self.faults.report(queue.broker_name, latency_ms, now_ms, report.isolated, report.reachable)
         if context is not None:
-            self.hooks.after(context, outcome, latency_ms)
+            self.hooks.call_after(context, outcome, latency_ms)
 
     def _judge(self, outgoing: OutgoingSend, queue: MessageQueue | None, outcome: Outcome) -> Outcome | RetryAttempt:
         """Return the final outcome of a request after an attempt, or a ``RetryAttempt`` if another attempt follows."""
@@ -378,7 +378,7 @@ def _send_once(
     """Make one attempt on the calling thread."""
     try:
         if resolver is not None:
-            resolver.record_start(outgoing, queue)
+            resolver.record_lookup_start(outgoing, queue)
         return sender.send(queue, outgoing.next_request, deadline)
     except RocketMQError as e:
         return e

@@ -52,12 +52,12 @@ NOT_AVAILABLE_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
 class FaultTables:
     """How long a broker is avoided after an attempt. The time is ``not_available_ms[i]``, where ``i`` is the largest index for
     which the latency of the attempt is at least ``latency_max_ms[i]``. A failed attempt counts as an attempt that took
-    ``isolated_ms``.
+    ``failure_latency_ms``.
     """
 
     latency_max_ms: tuple[int, ...] = LATENCIES_MS
     not_available_ms: tuple[int, ...] = NOT_AVAILABLE_MS
-    isolated_ms: int = 10_000
+    failure_latency_ms: int = 10_000
 
     def __post_init__(self) -> None:
         latencies, durations = self.latency_max_ms, self.not_available_ms
@@ -79,11 +79,11 @@ class FaultTables:
         return 0
 
 
-CURRENT = FaultTables()
+CURRENT_RELEASE = FaultTables()
 RELEASE_4 = FaultTables(
-    (50, 100, 550, 1000, 2000, 3000, 15000), (0, 0, 30000, 60000, 120000, 180000, 600000), isolated_ms=30_000
+    (50, 100, 550, 1000, 2000, 3000, 15000), (0, 0, 30000, 60000, 120000, 180000, 600000), failure_latency_ms=30_000
 )
-PRESETS: Mapping[str, FaultTables] = {"current": CURRENT, "4.x": RELEASE_4}
+PRESETS: Mapping[str, FaultTables] = {"current": CURRENT_RELEASE, "4.x": RELEASE_4}
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class FaultTable:
     latency.
     """
 
-    def __init__(self, tables: FaultTables = CURRENT, enabled: bool = False, detecting: bool = False) -> None:
+    def __init__(self, tables: FaultTables = CURRENT_RELEASE, enabled: bool = False, detecting: bool = False) -> None:
         self.tables = tables
         self.enabled = enabled
         self.detecting = detecting
@@ -115,7 +115,7 @@ class FaultTable:
         """Record an attempt at ``broker``. A better report does not shorten the time for which the broker is avoided."""
         if not self.enabled:
             return
-        avoided_ms = self.tables.duration_ms(self.tables.isolated_ms if isolated else latency_ms)
+        avoided_ms = self.tables.duration_ms(self.tables.failure_latency_ms if isolated else latency_ms)
         with self._lock:
             health = self.faults.setdefault(broker, BrokerHealth())
             health.latency_ms = latency_ms
@@ -144,11 +144,11 @@ class FaultTable:
             return round_robin.pick(queues, last_broker)
 
         for is_good in (lambda broker: self.available(broker, now_ms), self.reachable):
-            if queue := round_robin.first(queues, _other_broker_predicate(last_broker, is_good)):
+            if queue := round_robin.next_fitting(queues, _other_broker_predicate(last_broker, is_good)):
                 return queue
         return queues[round_robin.next() % len(queues)]
 
-    def due_probes(self, now_ms: int, interval_ms: int) -> list[str]:
+    def brokers_to_probe(self, now_ms: int, interval_ms: int) -> list[str]:
         """The brokers that the detector should probe now. Each of these brokers is due again after ``interval_ms``."""
         with self._lock:
             due_brokers = [broker for broker, health in self.faults.items() if now_ms >= health.probe_at_ms]
@@ -183,5 +183,7 @@ def fault_tables(
         raise OptionError(f"option 'sendLatencyFault' names {preset!r}; expected one of {', '.join(PRESETS)}")
     base = PRESETS[preset]
     return FaultTables(
-        tuple(latency_max_ms) or base.latency_max_ms, tuple(durations_ms) or base.not_available_ms, base.isolated_ms
+        tuple(latency_max_ms) or base.latency_max_ms,
+        tuple(durations_ms) or base.not_available_ms,
+        base.failure_latency_ms,
     )

@@ -18,7 +18,7 @@ from rocketmq_spark.producer.outgoing import BatchResults, Callback, Nonblocking
 
 logger = logging.getLogger(__name__)
 
-_CLOSE_CALLBACKS_S = 5.0
+_CALLBACK_DRAIN_TIMEOUT_S = 5.0
 # Attributes of Python's futures that only waiters need.
 _CONDITION_ATTRIBUTES = frozenset(("_condition", "_waiters", "_done_callbacks"))
 
@@ -107,7 +107,7 @@ def _set_outcomes(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> l
             continue
         if batch_results is not None:
             promise.msg_id, promise._offset_msg_id = batch_results.ids[index], batch_results.offset_ids[index]
-            promise._batch_result, promise._index_in_batch = batch_results.batch, index
+            promise._batch_result, promise._index_in_batch = batch_results.batch_result, index
         elif isinstance(outcome := outcomes[index], SendResult):
             promise._own_result = outcome
         else:
@@ -124,13 +124,13 @@ class FutureRegistry:
         self._callback_timer = callback_timer
         self._is_callback_timer_started = False  # whether the callback thread has started
         self._empty_condition = threading.Condition(self.lock)
-        self._count = 0
-        self._failures: dict[str, RocketMQError] | None = None
+        self._unresolved_count = 0
+        self._failures_by_id: dict[str, RocketMQError] | None = None
 
     def collect_failures(self) -> dict[str, RocketMQError]:
         """Return a dict to which failures are added from now on, by message id."""
         failures: dict[str, RocketMQError] = {}
-        self._failures = failures
+        self._failures_by_id = failures
         return failures
 
     def create(self, callback: Callback | None = None, msg_id: str = "") -> Promise:
@@ -144,15 +144,15 @@ class FutureRegistry:
             self._is_callback_timer_started = True
         promise = Promise(self, callback, msg_id)
         with self.lock:
-            self._count += 1
+            self._unresolved_count += 1
         return promise
 
     def resolve(self, promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> None:
         """Set the outcomes of promises, under one lock for all messages of a batch, and call their callbacks."""
         try:
-            if self._failures is not None:
+            if self._failures_by_id is not None:
                 promises_with_outcomes = zip(promises, outcomes, strict=True)
-                self._failures.update(
+                self._failures_by_id.update(
                     {promise.msg_id: o for promise, o in promises_with_outcomes if isinstance(o, RocketMQError)}
                 )
             with self.lock:
@@ -176,20 +176,20 @@ class FutureRegistry:
     def discard(self, count: int = 1) -> None:
         """Stop counting promises, because they are resolved or withdrawn."""
         with self.lock:
-            self._count -= count
-            if not self._count:
+            self._unresolved_count -= count
+            if not self._unresolved_count:
                 self._empty_condition.notify_all()
 
     def wait_until_empty(self, deadline: Deadline) -> bool:
         """Wait for all promises. Returns whether all promises are resolved at the deadline."""
         with self.lock:
-            while self._count and not deadline.expired:
+            while self._unresolved_count and not deadline.expired:
                 self._callback_timer.wait_notified(self._empty_condition, deadline.remaining())
-            return not self._count
+            return not self._unresolved_count
 
     def close(self) -> None:
         """Run the last callbacks, and end their thread."""
-        self._callback_timer.drain(_CLOSE_CALLBACKS_S)
+        self._callback_timer.drain(_CALLBACK_DRAIN_TIMEOUT_S)
         self._callback_timer.close()
 
 

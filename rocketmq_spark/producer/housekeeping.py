@@ -18,7 +18,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
 
-FIRST_REFRESH_S = 0.01
+FIRST_REFRESH_DELAY_S = 0.01
 DETECTOR_INTERVAL_S = 3.0
 REFRESH_TIMEOUT_S = 3.0
 
@@ -36,7 +36,7 @@ class Housekeeping:
         """Refresh routes every 30 s, and run the detector every 3 s while it is on."""
         settings = self._settings
         if settings.route_refresh_s:
-            timer.call_repeatedly(settings.route_refresh_s, self.refresh_routes, FIRST_REFRESH_S)
+            timer.call_repeatedly(settings.route_refresh_s, self.refresh_routes, FIRST_REFRESH_DELAY_S)
         if settings.heartbeat_s:
             timer.call_repeatedly(
                 DETECTOR_INTERVAL_S, lambda: self.probe_faulty_brokers(timer.now_ms()), DETECTOR_INTERVAL_S
@@ -58,6 +58,6 @@ class Housekeeping:
         topic = self._routes.any_topic()
         if topic is None or not self._faults.detecting:
             return
-        for broker in self._faults.due_probes(now_ms, self._settings.detect_interval_ms):
+        for broker in self._faults.brokers_to_probe(now_ms, self._settings.detect_interval_ms):
             deadline = Deadline.after(self._settings.detect_timeout_ms / 1000)
             self._faults.record_probe(broker, self._sender.probe(broker, topic, deadline))

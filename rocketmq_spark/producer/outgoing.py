@@ -35,9 +35,9 @@ def with_message_ids(result: SendResult, ids: Sequence[str], batch_id: str | Non
     return result._replace(msg_id=msg_id)
 
 
-def result_in_batch(batch: SendResult, index: int, msg_id: str, offset_msg_id: str | None) -> SendResult:
+def result_in_batch(batch_result: SendResult, index: int, msg_id: str, offset_msg_id: str | None) -> SendResult:
     """The result of message ``index`` of a batch, from the result of the batch and the ids of the message."""
-    status, _, queue, first_offset, _, transaction_id, _, region_id = batch
+    status, _, queue, first_offset, _, transaction_id, _, region_id = batch_result
     offset = None if first_offset is None else first_offset + index
     return SendResult(status, msg_id, queue, offset, offset_msg_id, transaction_id, None, region_id)
 
@@ -47,10 +47,10 @@ class BatchResults(Sequence[SendResult]):
     garbage collector visits existing objects again and again. A result does not reference the ids of the other messages.
     """
 
-    __slots__ = ("batch", "ids", "offset_ids")
+    __slots__ = ("batch_result", "ids", "offset_ids")
 
-    def __init__(self, batch: SendResult, ids: Sequence[str], offset_ids: Sequence[str | None]) -> None:
-        self.batch = batch._replace(msg_id="", offset_msg_id=None)
+    def __init__(self, batch_result: SendResult, ids: Sequence[str], offset_ids: Sequence[str | None]) -> None:
+        self.batch_result = batch_result._replace(msg_id="", offset_msg_id=None)
         self.ids, self.offset_ids = ids, offset_ids
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class BatchResults(Sequence[SendResult]):
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
         index = range(len(self.ids))[index]
-        return result_in_batch(self.batch, index, self.ids[index], self.offset_ids[index])
+        return result_in_batch(self.batch_result, index, self.ids[index], self.offset_ids[index])
 
 
 def split_result(result: SendResult, count: int) -> Sequence[SendResult]:
@@ -230,12 +230,12 @@ def to_storable(request: SendRequest) -> SendRequest:
     return request._replace(body=encode_batch(items))
 
 
-def with_group_order(outgoing: OutgoingSend, by_queue: bool) -> OutgoingSend:
-    """The request, ordered behind earlier requests of its message group. With ``by_queue``, the request is ordered behind all
-    requests of its queue, because automatic batches for the queue may contain messages of the group.
+def with_group_order(outgoing: OutgoingSend, orders_by_queue: bool) -> OutgoingSend:
+    """The request, ordered behind earlier requests of its message group. With ``orders_by_queue``, the request is ordered behind
+    all requests of its queue, because automatic batches for the queue may contain messages of the group.
     """
     group = decode_properties(outgoing.request.properties).get(Property.SHARDING_KEY)
     if group is None:
         return outgoing
-    ordering_key = None if by_queue else (outgoing.topic, group)
+    ordering_key = None if orders_by_queue else (outgoing.topic, group)
     return outgoing._replace(ordered=True, ordering_key=ordering_key, timeout=outgoing.deadline_from_now.remaining())

@@ -55,7 +55,7 @@ from rocketmq_spark.producer.outgoing import (
 from rocketmq_spark.producer.routing import Destinations, SpoolFallback
 from rocketmq_spark.producer.settings import Hook, ProducerSettings
 from rocketmq_spark.producer.spool_bridge import selector_function
-from rocketmq_spark.queues.selection import Select
+from rocketmq_spark.queues.selection import Selector
 from rocketmq_spark.wire.envelope import INNER_TOPIC, DelayHandle
 from rocketmq_spark.wire.identifiers import RecallHandle, UniqKeys
 
@@ -146,7 +146,7 @@ class BaseProducer(ClosedWhenDropped):
         message: Message,
         *,
         queue: MessageQueue | None = None,
-        selector: str | Select | None = None,
+        selector: str | Selector | None = None,
         arg: object = None,
         delay_level: int | None = None,
         delay: float | timedelta | None = None,
@@ -198,7 +198,7 @@ class BaseProducer(ClosedWhenDropped):
         callback: Callback | None = None,
         *,
         queue: MessageQueue | None = None,
-        selector: str | Select | None = None,
+        selector: str | Selector | None = None,
         arg: object = None,
         delay_level: int | None = None,
         delay: float | timedelta | None = None,
@@ -254,7 +254,7 @@ class BaseProducer(ClosedWhenDropped):
         message: Message,
         *,
         queue: MessageQueue | None = None,
-        selector: str | Select | None = None,
+        selector: str | Selector | None = None,
         arg: object = None,
         delay_level: int | None = None,
         delay: float | timedelta | None = None,
@@ -281,15 +281,15 @@ class BaseProducer(ClosedWhenDropped):
         check_instance("messages", messages, Collection, "a list of messages")
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()
         ids = _id_source.next_many(len(messages) + 1, now_ms)
-        prepared = [
+        prepared_messages = [
             encoding.prepare(message, msg_id, self.settings, How(queue))
             for message, msg_id in zip(messages, ids, strict=False)
         ]
-        request = encoding.explicit_batch(prepared, None, self.settings, now_ms, self._sender.encoder)
-        topic = prepared[0].message.topic
+        request = encoding.explicit_batch(prepared_messages, None, self.settings, now_ms, self._sender.encoder)
+        topic = prepared_messages[0].message.topic
         self._destinations.check_queue(topic, queue, deadline)
         if (storage := self._engine.routes.fetch_storage(topic, deadline)) is not None:
-            request = encoding.with_storage_properties(request, prepared, ids[-1], storage)
+            request = encoding.with_storage_properties(request, prepared_messages, ids[-1], storage)
         outgoing = OutgoingSend(topic, request, deadline, queue, msg_ids=ids[:-1])
         return with_message_ids(self._engine.send(outgoing), ids[:-1], ids[-1])
 

@@ -28,7 +28,7 @@ from rocketmq_spark.producer.outgoing import SendCompletion
 from rocketmq_spark.producer.send_queue import closed_error
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionCheck, TransactionProducer
-from rocketmq_spark.queues.selection import Select
+from rocketmq_spark.queues.selection import Selector
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class RequestProducer(TransactionProducer):
         message: Message,
         *,
         queue: MessageQueue | None = None,
-        selector: str | Select | None = None,
+        selector: str | Selector | None = None,
         arg: object = None,
         timeout_s: float | None = None,
     ) -> Reply:
@@ -153,7 +153,7 @@ class RequestProducer(TransactionProducer):
         message: Message,
         *,
         queue: MessageQueue | None = None,
-        selector: str | Select | None = None,
+        selector: str | Selector | None = None,
         arg: object = None,
         timeout_s: float | None = None,
     ) -> Future[Reply]:

@@ -176,7 +176,7 @@ class EngineResender:
             return False
         if environment.is_by_position:
             return queue not in queues_of_environment(self._sender, environment).get(queue.topic, (queue,))
-        return not environment.owned([queue], may_be_empty=(queue.topic,))
+        return not environment.owned([queue], possibly_empty_topics=(queue.topic,))
 
     def _resend_delayed_message(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         """Resend a delayed message, as an envelope if a broker has no timers. The timers are checked now, because they may have
@@ -292,7 +292,7 @@ class _JoinedSend(SpooledSend):
     """
 
 
-def _halves(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
+def _halves(send: SpooledSend, stored_ids: Collection[str]) -> list[SpooledSend]:
     """Return two halves of the messages of a batch, without the stored messages. Returns an empty list if only one message is not
     stored, because this message is the rejected one.
     """
@@ -302,8 +302,8 @@ def _halves(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
         items = decode_batch(send.request.data)
     except DecodeError:
         return []
-    ids_and_items = [(item, decode_properties(item.properties).get(Property.UNIQ_KEY, "")) for item in items]
-    remaining_entries = [entry for entry in ids_and_items if entry[1] not in stored]
+    items_and_ids = [(item, decode_properties(item.properties).get(Property.UNIQ_KEY, "")) for item in items]
+    remaining_entries = [entry for entry in items_and_ids if entry[1] not in stored_ids]
     middle = len(remaining_entries) // 2
     return [_part(send, half) for half in (remaining_entries[:middle], remaining_entries[middle:])] if middle else []
 

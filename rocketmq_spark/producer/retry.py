@@ -95,7 +95,7 @@ class RetryState:
         self._pauses: Iterator[float] | None = None
         self.attempt_count = 0  # attempts, also those that failed before a queue was chosen
         self.last_broker: str | None = None
-        self.brokers: list[str] = []
+        self.tried_brokers: list[str] = []
         self._uncertain_retry_count = 0  # retries after errors that are often permanent
         self._route_failure_count = 0  # attempts that ended without a route; they do not count as retries
         self._first_error: RocketMQError | None = None
@@ -111,13 +111,13 @@ class RetryState:
         self,
         queue: MessageQueue | None,
         outcome: SendResult | RocketMQError,
-        brokers: Collection[str],
+        route_brokers: Collection[str],
         remaining_s: float,
     ) -> SendResult | RocketMQError | RetryAttempt:
         """The final result, the final error, or another attempt. ``queue`` is None if the attempt failed before a queue was
         chosen.
 
-        ``brokers`` are the brokers with queues of the topic, ``remaining_s`` the seconds until the deadline.
+        ``route_brokers`` are the brokers with queues of the topic, ``remaining_s`` the seconds until the deadline.
         """
         is_route_failure = _is_route_failure(queue, outcome)
         may_retry = self.may_retry or is_route_failure
@@ -125,7 +125,7 @@ class RetryState:
         self._route_failure_count += is_route_failure
         if queue is not None:
             self.last_broker = queue.broker_name
-            self.brokers.append(queue.broker_name)
+            self.tried_brokers.append(queue.broker_name)
         if isinstance(outcome, SendResult):
             if outcome.status is SendStatus.SEND_OK or not self._policy.store_must_be_ok:
                 return outcome
@@ -136,7 +136,7 @@ class RetryState:
                 return self._degraded_result or outcome
             refresh = outcome.refresh_route
             self._first_error = self._first_error or outcome
-        pause = self._next_pause(brokers)
+        pause = self._next_pause(route_brokers)
         if not may_retry or remaining_s <= pause:
             return self._give_up(outcome, is_late=may_retry)
         return RetryAttempt(pause, refresh)
@@ -159,8 +159,8 @@ class RetryState:
         self._uncertain_retry_count += 1
         return self._uncertain_retry_count <= MAX_UNCERTAIN_RETRIES
 
-    def _next_pause(self, brokers: Collection[str]) -> float:
-        has_untried_broker = not self._is_pinned and bool(set(brokers) - set(self.brokers))
+    def _next_pause(self, route_brokers: Collection[str]) -> float:
+        has_untried_broker = not self._is_pinned and bool(set(route_brokers) - set(self.tried_brokers))
         if has_untried_broker:
             return 0.0
         if self._pauses is None:
@@ -174,14 +174,14 @@ class RetryState:
         assert self._first_error is not None
         if self.attempt_count == 1 and not is_late:
             return outcome
-        broker_attempt_count = len(self.brokers)
+        broker_attempt_count = len(self.tried_brokers)
         summary = "the send timeout expired" if is_late else "all retries failed"
         count_text = (
             f"after {broker_attempt_count} attempt{'' if broker_attempt_count == 1 else 's'}"
             if broker_attempt_count
             else "before the first attempt"
         )
-        brokers_text = f"; brokers tried: {', '.join(self.brokers)}" if broker_attempt_count else ""
+        brokers_text = f"; brokers tried: {', '.join(self.tried_brokers)}" if broker_attempt_count else ""
         if isinstance(outcome, OutOfTime):  # ``OutOfTime`` names no cause, but the first error does
             outcome = self._first_error
         errors_differ = self._first_error.message != outcome.message

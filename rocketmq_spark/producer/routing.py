@@ -42,7 +42,7 @@ from rocketmq_spark.producer.retry import OutOfTime, RetryState
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spool_bridge import is_storable_selector, is_transient
 from rocketmq_spark.queues.environment import Environment
-from rocketmq_spark.queues.selection import RoundRobin, Select, check_arg, select
+from rocketmq_spark.queues.selection import RoundRobin, Selector, check_arg, select
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 
 logger = logging.getLogger(__name__)
@@ -92,13 +92,14 @@ class RouteCache:
     def __init__(self, sender: Sender, settings: ProducerSettings) -> None:
         self._sender = sender
         self._settings = settings
+        # All queues of the topic's route, and those that belong to the producer's environment.
         self._queues_by_topic: dict[str, tuple[Sequence[MessageQueue], Sequence[MessageQueue]]] = {}
         # Topics that do not exist yet and are published through the template topic.
         self._auto_created_topics: set[str] = set()
         self.storage: dict[str, BatchStorage | None] = {}  # how topics store batches; None until a broker answers
         self.pinned_queues: Mapping[str, tuple[MessageQueue, ...]] = {}  # used instead of the environment's queues
-        self._refresh_pause = Deadline(0.0)
-        self._missing_remedies: dict[str, tuple[Deadline, str | None]] = {}
+        self._refresh_pause_deadline = Deadline(0.0)
+        self._missing_topic_remedies: dict[str, tuple[Deadline, str | None]] = {}
 
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         """The queues to publish to, restricted to the producer's environment. Raises ``RouteNotFound``.
@@ -107,7 +108,7 @@ class RouteCache:
         failure, no route is fetched again for ``REFRESH_PAUSE_S``, because many requests may need a refresh at once.
         """
         cached_queues = self._queues_by_topic.get(topic)
-        if cached_queues is not None and (not refresh or not self._refresh_pause.expired):
+        if cached_queues is not None and (not refresh or not self._refresh_pause_deadline.expired):
             return cached_queues[1]
         try:
             return self._update(topic, self._fetch_queues(topic, deadline, refresh), deadline)
@@ -116,7 +117,7 @@ class RouteCache:
                 raise self._with_remedy(topic, e) from e.__cause__
             logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
             if not isinstance(e, RouteNotFound):
-                self._refresh_pause = Deadline.after(REFRESH_PAUSE_S)
+                self._refresh_pause_deadline = Deadline.after(REFRESH_PAUSE_S)
             return cached_queues[1]
 
     def _with_remedy(self, topic: str, error: RocketMQError) -> RocketMQError:
@@ -125,13 +126,13 @@ class RouteCache:
         """
         if not isinstance(error, RouteNotFound) or error.broker_code != codes.Response.TOPIC_NOT_EXIST:
             return error
-        cached = self._missing_remedies.get(topic)
-        if cached is None or cached[0].expired:
-            if len(self._missing_remedies) >= _MAX_REMEDIES:
-                self._missing_remedies.clear()
+        cached_remedy = self._missing_topic_remedies.get(topic)
+        if cached_remedy is None or cached_remedy[0].expired:
+            if len(self._missing_topic_remedies) >= _MAX_REMEDIES:
+                self._missing_topic_remedies.clear()
             remedy = self._sender.with_similar_topics(error).remedy
-            cached = self._missing_remedies[topic] = Deadline.after(REFRESH_PAUSE_S), remedy
-        error.remedy = cached[1]
+            cached_remedy = self._missing_topic_remedies[topic] = Deadline.after(REFRESH_PAUSE_S), remedy
+        error.remedy = cached_remedy[1]
         return error
 
     def wait_for_queues(self, topic: str, deadline: Deadline, pause: Callable[[float], None]) -> Sequence[MessageQueue]:
@@ -167,8 +168,8 @@ class RouteCache:
 
     def brokers_of(self, topic: str) -> set[str]:
         """The brokers in the cached route of one topic."""
-        cached = self._queues_by_topic.get(topic)
-        return {queue.broker_name for queue in cached[1]} if cached is not None else set()
+        cached_queues = self._queues_by_topic.get(topic)
+        return {queue.broker_name for queue in cached_queues[1]} if cached_queues is not None else set()
 
     def fetch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
         """Fetch how the topic stores batches. The request may take ``_STORAGE_TIMEOUT_SHARE`` of the send timeout. If no broker
@@ -200,8 +201,10 @@ class RouteCache:
                 if refresh:
                     raise
                 return self._sender.publish_queues(topic, deadline, True)
-            cached = self._queues_by_topic.get(topic)
-            if not self._settings.auto_create_topics or (cached is not None and topic not in self._auto_created_topics):
+            cached_queues = self._queues_by_topic.get(topic)
+            if not self._settings.auto_create_topics or (
+                cached_queues is not None and topic not in self._auto_created_topics
+            ):
                 raise  # a topic that had a route must not be created again on other brokers
             if self._owns_queues_by_position(topic):
                 raise  # positions among the queues of the template would be wrong
@@ -209,7 +212,11 @@ class RouteCache:
             if not template_queues:
                 raise
             self._auto_created_topics.add(topic)
-            return cached[0] if cached is not None and cached[0] == template_queues else template_queues
+            return (
+                cached_queues[0]
+                if cached_queues is not None and cached_queues[0] == template_queues
+                else template_queues
+            )
         self._auto_created_topics.discard(topic)
         return queues
 
@@ -227,9 +234,9 @@ class RouteCache:
         return tuple(MessageQueue(topic, q.broker_name, q.queue_id) for q in queues if q.queue_id < max_queues)
 
     def _update(self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline) -> Sequence[MessageQueue]:
-        cached = self._queues_by_topic.get(topic)
-        if cached is not None and cached[0] is queues:
-            return cached[1]
+        cached_queues = self._queues_by_topic.get(topic)
+        if cached_queues is not None and cached_queues[0] is queues:
+            return cached_queues[1]
         own_queues = self._environment_queues(topic, queues, deadline)
         self._queues_by_topic[topic] = (queues, own_queues)
         return own_queues
@@ -264,7 +271,9 @@ class QueueChooser:
         self._timer = timer
         self._round_robins = threading.local()
 
-    def choose(self, outgoing: OutgoingSend, attempts: RetryState, deadline: Deadline, refresh: bool) -> MessageQueue:
+    def choose(
+        self, outgoing: OutgoingSend, retry_state: RetryState, deadline: Deadline, refresh: bool
+    ) -> MessageQueue:
         """The queue of the next attempt. With ``refresh`` the route is fetched first."""
         if deadline.expired:
             raise OutOfTime("the send timeout is over", topic=outgoing.topic)
@@ -276,9 +285,9 @@ class QueueChooser:
             queues, round_robin = outgoing.filter_queues(queues), RoundRobin()
         else:
             round_robin = self._round_robin(outgoing.topic, queues)
-        if attempts.attempt_count and self._faults.enabled:
+        if retry_state.attempt_count and self._faults.enabled:
             round_robin.reset()
-        return self._pick(queues, round_robin, attempts.last_broker)
+        return self._pick(queues, round_robin, retry_state.last_broker)
 
     def _ensure_address(self, topic: str, deadline: Deadline, refresh: bool) -> None:
         """Fetch a route if the addresses of brokers are missing, because a route contains these addresses."""
@@ -298,10 +307,10 @@ class QueueChooser:
     def _round_robin(self, topic: str, queues: Queues) -> RoundRobin:
         """This thread's round robin for ``queues``. A new list gets a new round robin, as a new publish info does in Java."""
         round_robins: dict[str, tuple[Queues, RoundRobin]] = self._round_robins.__dict__
-        cached = round_robins.get(topic)
-        if cached is None or cached[0] is not queues:
-            cached = round_robins[topic] = (queues, RoundRobin())
-        return cached[1]
+        cached_round_robin = round_robins.get(topic)
+        if cached_round_robin is None or cached_round_robin[0] is not queues:
+            cached_round_robin = round_robins[topic] = (queues, RoundRobin())
+        return cached_round_robin[1]
 
 
 class SpoolFallback(NamedTuple):
@@ -378,7 +387,7 @@ class Destinations:
         if environment is not None and queue not in self.queues(topic, deadline):
             raise MessageRefused(f"{queue} does not belong to environment {environment.name!r}", topic=topic)
 
-    def _apply_selector(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> How:
+    def _apply_selector(self, message: Message, selector: str | Selector, arg: object, deadline: Deadline) -> How:
         name = selector.lower() if isinstance(selector, str) else ""
         if name == "roundrobin" or (name == "environment" and self._environment is not None and arg is None):
             return DEFAULT_HOW  # any queue of the environment: bad brokers are avoided, and a retry may go to another broker
@@ -398,7 +407,9 @@ class Destinations:
             check_arg(selector, arg)  # a selector that would fail with any queues is not spooled
             return How(None, selector, arg)
 
-    def _select_queue(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> MessageQueue:
+    def _select_queue(
+        self, message: Message, selector: str | Selector, arg: object, deadline: Deadline
+    ) -> MessageQueue:
         queues = self.queues(message.topic, deadline)
         queue = select(selector, queues, copy.copy(message), arg)
         if deadline.expired:

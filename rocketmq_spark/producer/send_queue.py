@@ -48,13 +48,13 @@ class SendWindow:
         self.request_count = self.byte_count = 0
         self.broker_count = 1
         self.max_per_broker = settings.max_in_flight_per_broker or INITIAL_REQUESTS_PER_BROKER
-        self._adapts = settings.max_in_flight is None and settings.max_in_flight_per_broker is None
+        self._limit_adapts = settings.max_in_flight is None and settings.max_in_flight_per_broker is None
         self._max_in_flight = settings.max_in_flight
         self._max_requests = settings.max_async_messages
         self._max_bytes = settings.max_async_bytes
 
     @property
-    def counts_brokers(self) -> bool:
+    def has_limit_per_broker(self) -> bool:
         """Whether the limit is per broker."""
         return self._max_in_flight is None
 
@@ -77,7 +77,7 @@ class SendWindow:
             return False
         if self._max_requests is not None and self.request_count >= self._max_requests:
             return False
-        return ordered or not self.counts_brokers or self.request_count < self.max_concurrent
+        return ordered or not self.has_limit_per_broker or self.request_count < self.max_concurrent
 
     def add(self, size: int) -> None:
         self.request_count += 1
@@ -94,7 +94,7 @@ class SendWindow:
         """Record that a request of ``size`` bytes was acknowledged. ``is_first_attempt`` says whether the request's first
         attempt was acknowledged.
         """
-        if not self._adapts:
+        if not self._limit_adapts:
             return
         if not is_first_attempt:
             self.max_per_broker = max(1, self.max_per_broker // 2)
@@ -110,21 +110,21 @@ class OrderedQueues(Generic[T]):
 
     def __init__(self, max_concurrent: int) -> None:
         self.max_concurrent = max_concurrent
-        self._waiting: dict[Hashable, deque[T]] = {}
-        self._in_flight: dict[T, Hashable] = {}
+        self._waiting_items: dict[Hashable, deque[T]] = {}
+        self._in_flight: dict[T, Hashable] = {}  # the queue of each item
         self._ready_queues: deque[Hashable] = deque()
-        self._muted_queues: list[tuple[int, int, Hashable]] = []
+        self._muted_queues: list[tuple[int, int, Hashable]] = []  # a heap; each begins with the end of the pause in ms
         self._sequence_numbers = itertools.count()
 
     def __len__(self) -> int:
         """The number of items that are not complete."""
-        return len(self._in_flight) + sum(map(len, self._waiting.values()))
+        return len(self._in_flight) + sum(map(len, self._waiting_items.values()))
 
     def put(self, item: T, queue: Hashable | None = None) -> None:
         """Add ``item`` at the end of ``queue``. Without a queue, the item waits for no other."""
         queue = ("free", next(self._sequence_numbers)) if queue is None else ("ordered", queue)
-        queue_exists = queue in self._waiting
-        self._waiting.setdefault(queue, deque()).append(item)
+        queue_exists = queue in self._waiting_items
+        self._waiting_items.setdefault(queue, deque()).append(item)
         if not queue_exists:
             self._ready_queues.append(queue)
 
@@ -135,7 +135,7 @@ class OrderedQueues(Generic[T]):
         ready_items = []
         while self._ready_queues and len(self._in_flight) < self.max_concurrent:
             queue = self._ready_queues.popleft()
-            item = self._waiting[queue].popleft()
+            item = self._waiting_items[queue].popleft()
             self._in_flight[item] = queue
             ready_items.append(item)
         return ready_items
@@ -143,19 +143,19 @@ class OrderedQueues(Generic[T]):
     def complete(self, item: T) -> None:
         """Remove ``item``, which has its answer. The next item of its queue becomes ready."""
         queue = self._in_flight.pop(item)
-        if self._waiting[queue]:
+        if self._waiting_items[queue]:
             self._ready_queues.append(queue)
         else:
-            del self._waiting[queue]
+            del self._waiting_items[queue]
 
     def fail(self, item: T) -> list[T]:
         """Remove ``item``, which has failed, and its queue. Returns the items that waited in the queue and must not be sent."""
-        return list(self._waiting.pop(self._in_flight.pop(item)))
+        return list(self._waiting_items.pop(self._in_flight.pop(item)))
 
     def requeue(self, item: T, not_before_ms: int) -> None:
         """Put ``item`` back at the front of its queue for a retry, and mute the queue until ``not_before_ms``."""
         queue = self._in_flight.pop(item)
-        self._waiting[queue].appendleft(item)
+        self._waiting_items[queue].appendleft(item)
         heapq.heappush(self._muted_queues, (not_before_ms, next(self._sequence_numbers), queue))
 
     def waits_for_others(self, own_items: Collection[T]) -> bool:
@@ -163,7 +163,7 @@ class OrderedQueues(Generic[T]):
         queues_of_others = {queue for item, queue in self._in_flight.items() if item not in own_items}
         if queues_of_others and self._ready_queues and len(self._in_flight) >= self.max_concurrent:
             return True
-        return any(item in own_items for queue in queues_of_others for item in self._waiting[queue])
+        return any(item in own_items for queue in queues_of_others for item in self._waiting_items[queue])
 
     @property
     def is_limited(self) -> bool:
@@ -172,9 +172,9 @@ class OrderedQueues(Generic[T]):
 
     def clear(self) -> list[T]:
         """Remove all items and return them, those in flight first."""
-        dropped_items = [*self._in_flight, *(item for items in self._waiting.values() for item in items)]
+        dropped_items = [*self._in_flight, *(item for items in self._waiting_items.values() for item in items)]
         self._in_flight.clear()
-        self._waiting.clear()
+        self._waiting_items.clear()
         self._ready_queues.clear()
         self._muted_queues.clear()
         return dropped_items

@@ -17,7 +17,7 @@ from rocketmq_spark.model.send import HalfCheck
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.transport import FEATURES, REMOTING, TransportFeatures, features
 from rocketmq_spark.producer.accumulator import BatchLimits
-from rocketmq_spark.producer.fault_tolerance import CURRENT, FaultTables, fault_tables
+from rocketmq_spark.producer.fault_tolerance import CURRENT_RELEASE, FaultTables, fault_tables
 from rocketmq_spark.producer.retry import RETRY_CODES, RetryPolicy
 from rocketmq_spark.queues.environment import Environment, environment_of, scope_of
 from rocketmq_spark.wire.names import NO_SCOPE, Scope, group_problem
@@ -51,28 +51,28 @@ class Hooks:
     """The registered hooks. An error of a hook is logged and does not affect the send."""
 
     def __init__(self) -> None:
-        self._before: list[Hook] = []
-        self._after: list[Hook] = []
+        self._before_hooks: list[Hook] = []
+        self._after_hooks: list[Hook] = []
 
     def __bool__(self) -> bool:
-        return bool(self._before or self._after)
+        return bool(self._before_hooks or self._after_hooks)
 
     def add(self, before: Hook | None = None, after: Hook | None = None) -> None:
         if before is not None:
-            self._before.append(before)
+            self._before_hooks.append(before)
         if after is not None:
-            self._after.append(after)
+            self._after_hooks.append(after)
 
-    def before(self, context: SendContext) -> None:
-        self._call(self._before, context)
+    def call_before(self, context: SendContext) -> None:
+        self._call(self._before_hooks, context)
 
-    def after(self, context: SendContext, outcome: SendResult | RocketMQError | None, latency_ms: int) -> None:
+    def call_after(self, context: SendContext, outcome: SendResult | RocketMQError | None, latency_ms: int) -> None:
         context.latency_ms = latency_ms
         if isinstance(outcome, SendResult):
             context.result = outcome
         else:
             context.error = outcome
-        self._call(self._after, context)
+        self._call(self._after_hooks, context)
 
     def _call(self, hooks: Sequence[Hook], context: SendContext) -> None:
         for hook in hooks:
@@ -114,7 +114,7 @@ class ProducerSettings:
     default_topic_queues: int = 4
     auto_create_topics: bool = True
     send_latency_fault: bool = False
-    fault_tables: FaultTables = CURRENT
+    fault_tables: FaultTables = CURRENT_RELEASE
     detector: bool = False
     detect_interval_ms: int = 2000
     detect_timeout_ms: int = 200

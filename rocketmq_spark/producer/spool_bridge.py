@@ -35,7 +35,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.outgoing import Outcome, OutgoingSend, Queues, to_storable
-from rocketmq_spark.queues.selection import Select, is_built_in, select
+from rocketmq_spark.queues.selection import Selector, is_built_in, select
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def cause_of(error: RocketMQError) -> RocketMQError:
     return error
 
 
-def is_storable_selector(selector: str | Select | None, arg: object) -> bool:
+def is_storable_selector(selector: str | Selector | None, arg: object) -> bool:
     """Whether a spool can store a selector and its argument: the selector is built in, and JSON can represent the argument."""
     try:
         text = json.dumps(arg, sort_keys=True)

@@ -46,9 +46,9 @@ MAX_BUFFERED_RECORDS = 20_480
 # least one record for each ``BYTES_PER_RECORD`` bytes.
 BYTES_PER_RECORD = 4096
 SEND_TIMEOUT_S = 5.0
-MAX_EXIT_S = 2.0
-LOSS_LOG_S = 60.0
-NOT_TRACED_LOG_S = 3600.0  # how often the log says that a server has tracing disabled
+MAX_EXIT_S = 2.0  # how long the end of the program may wait for the last records
+LOSS_LOG_INTERVAL_S = 60.0
+NOT_TRACED_LOG_INTERVAL_S = 3600.0  # how often the log says that a server has tracing disabled
 
 # Names in Java's ``LocalTransactionState``.
 _STATE_NAMES = {
@@ -121,7 +121,7 @@ class TraceProducer(BaseProducer):
         self._is_flush_scheduled = False  # whether the timer will send the records
         self._is_finished = False  # whether ``append`` ignores records
         self._records_lock = threading.Lock()
-        self._loss_log_limit = RateLimit(LOSS_LOG_S)
+        self._loss_log_limit = RateLimit(LOSS_LOG_INTERVAL_S)
         settings = ProducerSettings(group=name, send_timeout_s=SEND_TIMEOUT_S, auto_create_topics=False, heartbeat_s=0)
         self._flush_timer.start()  # start the thread now: if it cannot start later, ``append`` would fail
         try:
@@ -249,7 +249,7 @@ class TracedSender:
         self._group = group
         self._trace_topic = trace_topic
         self._wall_ms = wall_ms
-        self._not_traced_log_limit = RateLimit(NOT_TRACED_LOG_S)
+        self._not_traced_log_limit = RateLimit(NOT_TRACED_LOG_INTERVAL_S)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sender, name)
@@ -357,9 +357,9 @@ class TracedSender:
             acknowledgement = Acknowledgement(size, MessageKind.of(properties), host, offset_id, is_ok)
             yield traces.publish_record(traced_message, self._group, start_ms, cost_ms, acknowledgement)
 
-    def _trace(self, records: Callable[[], Records]) -> None:
+    def _trace(self, make_records: Callable[[], Records]) -> None:
         """Append records. An error is logged and does not fail the send."""
-        capture_result = capture(lambda: self._append(records()))
+        capture_result = capture(lambda: self._append(make_records()))
         if isinstance(capture_result, Failure):
             capture_result.log(logger, "a trace record could not be created")
 

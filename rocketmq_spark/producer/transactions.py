@@ -60,7 +60,7 @@ _CheckedMessage = ReceivedMessage | PoppedMessage
 
 # With default settings brokers ask for seven and a half minutes; decisions are remembered for longer. If a send gets no answer,
 # the broker may have died; after its restart, the broker still asks about messages of the last 72 hours (fileReservedTime).
-REMEMBERED_S, ABANDONED_S, MAX_REMEMBERED_FATES = 900.0, 72 * 3600.0, 100_000
+REMEMBER_RECENT_S, REMEMBER_ABANDONED_S, MAX_REMEMBERED_FATES = 900.0, 72 * 3600.0, 100_000
 # If only unreachable objects, such as the traceback of a failed attempt, still reference a half message, the user's function
 # must decide. An idle process does not collect garbage. So a check starts a garbage collection, at most once in
 # ``COLLECTION_INTERVAL_S``.
@@ -90,9 +90,9 @@ class HalfFate:
 
     __slots__ = ("_crossing_until", "_lock", "_place", "digest", "last_decision", "owner_ref", "state")
 
-    def __init__(self, place: HalfPlace, content: bytes, state: HalfState = HalfState.PREPARED) -> None:
+    def __init__(self, place: HalfPlace, digest: bytes, state: HalfState = HalfState.PREPARED) -> None:
         self._place = place
-        self.digest = content
+        self.digest = digest
         self._lock = threading.Lock()
         self._crossing_until: Deadline | None = None
         self.state = state
@@ -282,12 +282,12 @@ class _TransactionRegistry:
         with self._lock:
             if half_message is not None:
                 self._referenced_messages[msg_id] = half_message
-            self._remember(self._recent_fates, msg_id, fate, REMEMBERED_S)
+            self._remember(self._recent_fates, msg_id, fate, REMEMBER_RECENT_S)
 
     def abandon(self, msg_id: str, fate: HalfFate) -> None:
         """Remember a message that may be stored, although its send failed."""
         with self._lock:
-            self._remember(self._abandoned_fates, msg_id, fate, ABANDONED_S)
+            self._remember(self._abandoned_fates, msg_id, fate, REMEMBER_ABANDONED_S)
 
     def _remember(self, fates: _FatesById, msg_id: str, fate: HalfFate, seconds: float) -> None:
         fates[msg_id] = Deadline.after(seconds), fate
@@ -421,8 +421,8 @@ class TransactionProducer(BaseProducer):
         msg_id = prepared.msg_id
         scope = self.settings.scope
         topic = scope.user_name(scope.name_on_wire(message.topic))  # a check contains this name of the topic
-        content = content_digest(topic, prepared.message.body, decode_properties(prepared.properties))
-        fate = HalfFate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), content)
+        digest = content_digest(topic, prepared.message.body, decode_properties(prepared.properties))
+        fate = HalfFate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), digest)
         _registry.add(msg_id, fate)  # the broker may ask before it acknowledges
         try:
             result = self._engine.send(

@@ -37,16 +37,16 @@ def index_ranges(entries: Iterable[tuple[int, int, bytes]], start: int, end: int
     ranges: list[tuple[int, int]] = []
     next_offset = start
     for stored_offset, flags, properties in entries:
-        first, count = stored_offset, 1
+        base_offset, count = stored_offset, 1
         if flags & _INNER_BATCH:
             inner_base, inner_count = inner_base_and_count(properties)
             if inner_count is None and flags & _NEED_UNWRAP:
                 return None
-            first, count = stored_offset if inner_base is None else inner_base, inner_count or 1
-        if not next_offset < first + count <= end or (ranges and first < next_offset):
+            base_offset, count = stored_offset if inner_base is None else inner_base, inner_count or 1
+        if not next_offset < base_offset + count <= end or (ranges and base_offset < next_offset):
             return None
-        next_offset = first + count
-        ranges.append((first, next_offset))
+        next_offset = base_offset + count
+        ranges.append((base_offset, next_offset))
     return ranges
 
 
@@ -77,7 +77,7 @@ def offset_count(answers: Iterable[FetchedAnswer]) -> int:
     return sum(min(answer.next_offset, answer.limit) - answer.start for answer in answers)
 
 
-def first_offset(buffer: npt.NDArray[np.uint8], begin: int) -> int:
+def stored_offset_at(buffer: npt.NDArray[np.uint8], begin: int) -> int:
     """Return the offset stored in the message at ``begin``."""
     offset: int = _OFFSET_STRUCT.unpack_from(buffer.data, begin + _OFFSET_POSITION)[0]
     return offset

@@ -51,20 +51,21 @@ class Reconnect:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Messages before ``until`` are lost."""
+    """Messages before ``end_offset`` are lost."""
 
-    until: int
+    end_offset: int
     cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
     """Messages may be lost, or the broker may lag, so the pull is repeated during the grace period. After the grace period, the
-    messages before ``until`` count as lost. If ``until`` is None, all remaining messages of the range count as lost.
+    messages before ``end_offset`` count as lost. If ``end_offset`` is None, all remaining messages of the range count as
+    lost.
     """
 
     cause: Cause
-    until: int | None = None
+    end_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

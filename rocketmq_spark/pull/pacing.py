@@ -58,13 +58,14 @@ class PullRequests:
         return any(renewals)
 
 
-FIRST_PULL_SIZE = 8
+FIRST_PULL_SIZE = 8  # messages
 # The limits of an answer in a broker's default configuration.
 DEFAULT_ANSWER_MESSAGES, DEFAULT_ANSWER_BYTES = 32, 256 << 10
-MAX_PULL_BYTES = 1 << 20
+MAX_PULL_BYTES = 1 << 20  # by the estimated size of messages, a pull requests at most this many bytes
 MAX_PULL_DEPTH = 256
 # Without option ``pullDepth``, at most this many bytes are in flight, but four pulls are always allowed.
 MAX_ADAPTIVE_BYTES_IN_FLIGHT = 4 << 20
+# With a filter, the depth allows for answers of this size.
 FILTERED_ANSWER_BYTES = 64 << 10
 # How long a broker may contradict the bounds that the plan saw, before the difference counts as a loss.
 LOSS_GRACE_S = 15.0
@@ -155,18 +156,20 @@ class PullPacing:
         return max(1, min(MAX_PULL_DEPTH, max_depth, max(4, int(MAX_ADAPTIVE_BYTES_IN_FLIGHT / answer_bytes))))
 
     def on_answers_received(
-        self, requested_count: int, covered_count: int, largest_bytes: int, answer_count: int = 1
+        self, requested_count: int, covered_count: int, largest_answer_bytes: int, answer_count: int = 1
     ) -> None:
         """Learn from ``answer_count`` answers, each of which covered ``covered_count`` of ``requested_count`` offsets. The
-        largest answer has ``largest_bytes`` bytes.
+        largest answer has ``largest_answer_bytes`` bytes.
         """
-        is_first = not self._bytes_per_message
+        is_first_answer = not self._bytes_per_message
         self._has_answer = True
-        self._bytes_per_message = _smoothed_estimate(self._bytes_per_message, largest_bytes / max(1, covered_count))
-        self._answer_bytes = _smoothed_estimate(self._answer_bytes, largest_bytes)
+        self._bytes_per_message = _smoothed_estimate(
+            self._bytes_per_message, largest_answer_bytes / max(1, covered_count)
+        )
+        self._answer_bytes = _smoothed_estimate(self._answer_bytes, largest_answer_bytes)
         if self._settings.has_filter:
             return
-        if is_first:
+        if is_first_answer:
             default_size = min(
                 DEFAULT_ANSWER_MESSAGES,
                 self._settings.batch_size,

@@ -154,7 +154,7 @@ class PendingOffsets:
                 self.add(part)
         return answered_range._replace(end=extended_end)
 
-    def has_pending_before(self, part: PendingRange) -> bool:
+    def has_pending_offsets_before(self, part: PendingRange) -> bool:
         """Whether offsets of the same range before ``part`` are pending."""
         position = part[:2]
         return any(

@@ -78,10 +78,14 @@ class ProgressTimeout:
         """Return the deadline of a connection attempt."""
         return Deadline.after(self.remaining_s() if max_s is None else min(max_s, self.remaining_s()))
 
-    def receive_wait_s(self, next_due: float | None) -> float:
-        """Return how long to wait for bytes if the reader has something to do at ``next_due``."""
+    def receive_wait_s(self, next_retry_at: float | None) -> float:
+        """Return how long to wait for bytes if the reader has something to do at ``next_retry_at``."""
         wait_s = min(_LONGEST_RECEIVE_S, self.remaining_s())
-        return wait_s if next_due is None else min(wait_s, max(_SHORTEST_RECEIVE_S, next_due - self._clock.now()))
+        return (
+            wait_s
+            if next_retry_at is None
+            else min(wait_s, max(_SHORTEST_RECEIVE_S, next_retry_at - self._clock.now()))
+        )
 
     def pause_or_raise(self, error: RocketMQError, describe_wait: Callable[[], str]) -> None:
         """Sleep before the next connection attempt. ``describe_wait`` returns what the read waits for.

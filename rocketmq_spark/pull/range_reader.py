@@ -51,14 +51,14 @@ class GroupResets:
     to only one pull of each queue.
     """
 
-    def __init__(self, ranges: Sequence[OffsetRange], follows_group: bool) -> None:
+    def __init__(self, ranges: Sequence[OffsetRange], follows_resets: bool) -> None:
         self._ranges = ranges
-        self._follows_group = follows_group
-        self.by_queue: dict[MessageQueue, int] = {}
+        self._follows_resets = follows_resets
+        self.offsets_by_queue: dict[MessageQueue, int] = {}
 
     def record(self, requested_range: PendingRange, offset: int) -> None:
-        if self._follows_group:
-            self.by_queue[self._ranges[requested_range.range_number].queue] = offset
+        if self._follows_resets:
+            self.offsets_by_queue[self._ranges[requested_range.range_number].queue] = offset
 
     def collect_in_flight(self, stream: BulkStream, pending: PendingOffsets, clock: Clock) -> None:
         """Wait for the answers to the pulls in flight, before the connection is closed. The offsets of the pulls become
@@ -66,7 +66,7 @@ class GroupResets:
         """
         wait_until = clock.now() + LAST_ANSWERS_TIMEOUT_S
         try:
-            while self._follows_group and pending.pulls_in_flight and (remaining_s := wait_until - clock.now()) > 0:
+            while self._follows_resets and pending.pulls_in_flight and (remaining_s := wait_until - clock.now()) > 0:
                 if stream.is_full:
                     stream.compact(())
                 if stream.receive(remaining_s):
@@ -122,10 +122,10 @@ class RangeReader:
         self._stream: BulkStream | None = None
         # The address of the last stream, to notice a change.
         self._address: str | None = None
-        self._stopped = False
+        self._is_stopped = False
         self.requests = PullRequests(templates)
         self._resets = GroupResets(ranges, settings.follows_resets)
-        self.resets = self._resets.by_queue
+        self.resets = self._resets.offsets_by_queue
 
     def fetch(self) -> Generator[FetchedAnswers, None, None]:
         """Yield all messages of the ranges, buffer by buffer. Closing the iterator closes the connection.
@@ -134,7 +134,7 @@ class RangeReader:
         """
         self._progress_timeout.restart()
         try:
-            while self._pending and not self._stopped and not self.resets:
+            while self._pending and not self._is_stopped and not self.resets:
                 try:
                     self._step()
                 except RocketMQError as e:
@@ -156,9 +156,9 @@ class RangeReader:
 
     def stop(self) -> None:
         """Make ``fetch`` end within about a second. Any thread may call this."""
-        self._stopped = True
+        self._is_stopped = True
 
-    def usable_count(self, holes: Sequence[Hole]) -> int:
+    def count_usable_answers(self, holes: Sequence[Hole]) -> int:
         """Return how many of the delivered answers may be used. The other answers are delivered again.
 
         ``holes``, in order, are offsets that answers skipped although every offset of their queue has a message. Holes are
@@ -241,10 +241,10 @@ class RangeReader:
         finish_pull, answers, suspicions = (
             self._pending.finish_pull,
             self._received_answers.answers,
-            self._suspicions.by_position,
+            self._suspicions.suspicions_by_position,
         )
         last_suggested_broker, pull_size = self._hints.last_suggested_broker, self._pacing.pull_size
-        full_count = largest_bytes = 0
+        full_answer_count = largest_answer_bytes = 0
         make_answer = FetchedAnswer._make
         for answer in found_answers:
             opaque, next_offset, suggested_broker, begin, end, _ = answer
@@ -263,13 +263,13 @@ class RangeReader:
                 self._accept(requested_range, answer)
                 continue
             answers.append(make_answer((range_number, start, limit, next_offset, begin, end)))
-            full_count += 1
-            if size > largest_bytes:
-                largest_bytes = size
-        if full_count:
-            self._received_answers.offset_count += full_count * pull_size
+            full_answer_count += 1
+            if size > largest_answer_bytes:
+                largest_answer_bytes = size
+        if full_answer_count:
+            self._received_answers.offset_count += full_answer_count * pull_size
             self._progress_timeout.record_progress()
-            self._pacing.on_answers_received(pull_size, pull_size, largest_bytes, full_count)
+            self._pacing.on_answers_received(pull_size, pull_size, largest_answer_bytes, full_answer_count)
 
     def _accept(self, requested_range: PendingRange, answer: FoundAnswer) -> None:
         _, next_offset, suggested_broker, begin, end, min_offset = answer
@@ -330,14 +330,16 @@ class RangeReader:
             case Reconnect():
                 self._pending.add(requested_range)
                 raise ConnectionLost("the broker is shutting down", address, remark=answer.remark)
-            case Lost(until, cause):
+            case Lost(end_offset, cause):
                 # All messages below the minimum offset are lost. So the loss begins at the start of the range, even if a later
                 # offset was requested first.
-                self._report_loss_at_master(requested_range, until, cause, from_range_start=until == answer.min_offset)
-            case Suspect(cause, until):
-                self._suspect(requested_range, until, cause)
+                self._report_loss_at_master(
+                    requested_range, end_offset, cause, from_range_start=end_offset == answer.min_offset
+                )
+            case Suspect(cause, end_offset):
+                self._suspect(requested_range, end_offset, cause)
 
-    def _suspect(self, requested_range: PendingRange, until: int | None, cause: Cause) -> None:
+    def _suspect(self, requested_range: PendingRange, end_offset: int | None, cause: Cause) -> None:
         asks_master = self._hints.return_to_master()
         is_confirmed = self._suspicions.suspect_loss(
             requested_range[:2], self._clock.now(), is_reliable=not asks_master
@@ -346,34 +348,34 @@ class RangeReader:
             self._retry_later(requested_range)
             return
         # Earlier offsets of the same range are decided first, so that a loss is reported once and as a whole.
-        if is_confirmed and not self._pending.has_pending_before(requested_range):
-            self._report_loss(requested_range, until, cause)
+        if is_confirmed and not self._pending.has_pending_offsets_before(requested_range):
+            self._report_loss(requested_range, end_offset, cause)
             return
         if cause in (Cause.TOPIC_DELETED, Cause.QUEUE_GONE):
             self._request_route()
         self._retry_later(requested_range)
 
     def _report_loss_at_master(
-        self, requested_range: PendingRange, until: int, cause: Cause, from_range_start: bool
+        self, requested_range: PendingRange, end_offset: int, cause: Cause, from_range_start: bool
     ) -> None:
         """Report a loss. If the answer came from a slave, request the offsets from the master instead."""
         if self._hints.return_to_master():
             self._retry_later(requested_range)
         else:
-            self._report_loss(requested_range, until, cause, from_range_start)
+            self._report_loss(requested_range, end_offset, cause, from_range_start)
 
     def _report_loss(
-        self, requested_range: PendingRange, until: int | None, cause: Cause, from_range_start: bool = False
+        self, requested_range: PendingRange, end_offset: int | None, cause: Cause, from_range_start: bool = False
     ) -> None:
-        """Report pending offsets as lost: from the start of ``requested_range`` to ``until``. If ``until`` is None, the loss
-        ends at the end of the whole range. With ``from_range_start``, the loss begins at the start of the whole range.
+        """Report pending offsets as lost: from the start of ``requested_range`` to ``end_offset``. If ``end_offset`` is None,
+        the loss ends at the end of the whole range. With ``from_range_start``, the loss begins at the start of the whole range.
         """
         whole_range = self._ranges[requested_range.range_number]
         self._record_progress(requested_range)
         self._pending.add(requested_range)
         self._pacing.on_pulls_lost()
         start = whole_range.start if from_range_start else requested_range.start
-        end = whole_range.end if until is None else until
+        end = whole_range.end if end_offset is None else end_offset
         for part in self._pending.remove(PendingRange(requested_range.range_number, start, end)):
             self._on_loss(OffsetRange(whole_range.queue, part.start, part.end), cause)
 
@@ -422,10 +424,10 @@ class RangeReader:
         With ``deliver_all``, and before a reconnect, any number of answers is enough, because a read whose connections break
         early may never collect more answers.
         """
-        stream, enough_offsets = self._stream, self._settings.offsets_per_fetch
+        stream, offsets_per_fetch = self._stream, self._settings.offsets_per_fetch
         must_reconnect = self._hints.reconnect_needed and not self._pending.pulls_in_flight
         is_urgent = deliver_all or must_reconnect or not self._pending or (stream is not None and stream.is_full)
-        if stream is None or not (is_urgent or self._received_answers.offset_count >= enough_offsets):
+        if stream is None or not (is_urgent or self._received_answers.offset_count >= offsets_per_fetch):
             return
         ready_answers, rest_answers = self._received_answers.split_at(self._pending.first_pending_position())
         while self._recreated_topics is not None and (
@@ -435,7 +437,7 @@ class RangeReader:
             # The first pending offset may be a later offset now, because the lost offsets are not pending.
             ready_answers, rest_answers = self._received_answers.split_at(self._pending.first_pending_position())
         rest_count = offset_count(rest_answers)
-        if not is_urgent and self._received_answers.offset_count - rest_count < enough_offsets // 2:
+        if not is_urgent and self._received_answers.offset_count - rest_count < offsets_per_fetch // 2:
             return
         if ready_answers:
             self._received_answers.delivered_answers = ready_answers

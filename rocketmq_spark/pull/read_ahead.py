@@ -22,20 +22,20 @@ from rocketmq_spark.pull.outcomes import Cause
 from rocketmq_spark.pull.pacing import MAX_PULL_DEPTH
 from rocketmq_spark.pull.puller import Puller
 
-_MIN_BYTES, _MAX_BYTES = 64 << 10, 8 << 20
+_MIN_BYTES_IN_FLIGHT, _MAX_BYTES_IN_FLIGHT = 64 << 10, 8 << 20
 _READ_DEADLINE_S = 30.0
-_range_number = itemgetter(0)
+_range_number_of = itemgetter(0)
 
 
 class PlainAnswers(NamedTuple):
     """The stored messages of consecutive answers from ``start`` on. ``ends`` has the next offset of each answer, and where its
-    bytes in ``stored`` end.
+    bytes in ``stored_messages`` end.
     """
 
     queue: MessageQueue
     start: int
     ends: list[tuple[int, int]]
-    stored: bytes
+    stored_messages: bytes
 
 
 class PlainRead:
@@ -48,7 +48,7 @@ class PlainRead:
         settings = replace(
             puller.settings,
             depth=min(MAX_PULL_DEPTH, max(1, max_offsets // puller.settings.batch_size)),
-            max_bytes_in_flight=min(_MAX_BYTES, max(_MIN_BYTES, max_bytes)),
+            max_bytes_in_flight=min(_MAX_BYTES_IN_FLIGHT, max(_MIN_BYTES_IN_FLIGHT, max_bytes)),
             offsets_per_fetch=max(1, max_offsets // 2),
             grace_s=0.0,
             read_deadline_s=_READ_DEADLINE_S,
@@ -57,7 +57,7 @@ class PlainRead:
         self._ranges = ranges
         self._reading = reading.read(replace(puller, settings=settings), ranges, self._record_loss)
         self._next_offsets = {r.queue: r.start for r in reversed(ranges)}
-        self._has_met_other_answer = False
+        self._has_met_other_answer = False  # whether an answer was not plain
 
     @property
     def had_only_plain_answers(self) -> bool:
@@ -91,7 +91,7 @@ class PlainRead:
         """Return copies of the answers before the first answer that is not plain."""
         plain_answers = []
         view = fetched.buffer.data
-        for range_number, range_answers in groupby(fetched.answers, key=_range_number):
+        for range_number, range_answers in groupby(fetched.answers, key=_range_number_of):
             queue = self._ranges[range_number].queue
             start = next_start = self._next_offsets[queue]
             ends, answer_bytes, size = [], [], 0

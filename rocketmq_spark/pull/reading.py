@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
-from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, Hole, first_offset
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, Hole, stored_offset_at
 from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.pull.range_reader import RangeReader
@@ -55,7 +55,7 @@ class SingleMessageReader:
         stored_offsets: dict[int, int] = {}
         reader = self._open_reader(ranges, lambda part, _: lost_ranges.add(part))
         for fetched in reader.fetch():
-            offsets = [first_offset(fetched.buffer, answer.begin) for answer in fetched.answers]
+            offsets = [stored_offset_at(fetched.buffer, answer.begin) for answer in fetched.answers]
             holes = [
                 Hole(i, answer.start, answer.limit)
                 for i, (answer, offset) in enumerate(zip(fetched.answers, offsets, strict=True))
@@ -63,7 +63,7 @@ class SingleMessageReader:
                 and offset > answer.start  # an inner batch may begin before the requested offset
                 and not self._is_compacted(ranges[answer.range_number].queue)
             ]
-            usable_count = reader.usable_count(holes) if holes else len(offsets)
+            usable_count = reader.count_usable_answers(holes) if holes else len(offsets)
             stored_offsets.update((fetched.answers[i].range_number, offsets[i]) for i in range(usable_count))
         return [None if part in lost_ranges else stored_offsets.get(i) for i, part in enumerate(ranges)]
 
@@ -132,7 +132,7 @@ class FilteredReadCheck:
     def record_answers(self, fetched: FetchedAnswers) -> None:
         """Record answers. Answers come in order, so the broker has searched all offsets before the last answer."""
         for answer in fetched.answers:
-            offset = first_offset(fetched.buffer, answer.begin)
+            offset = stored_offset_at(fetched.buffer, answer.begin)
             if offset >= self._verified_ends[answer.range_number]:
                 self._first_found_offsets.setdefault(answer.range_number, offset)
         if fetched.answers and self._clock.now() - self._checked_at >= _CHECK_INTERVAL_S:
@@ -232,11 +232,11 @@ class RangesReading:
         return self._reader.resets
 
     @property
-    def on_holes(self) -> Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int] | None:
-        """The method ``usable_count``; None if holes do not matter for this read."""
-        return self.usable_count if self._single_message_reader is None else None
+    def usable_answer_counter(self) -> Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int] | None:
+        """The method ``count_usable_answers``; None if holes do not matter for this read."""
+        return self.count_usable_answers if self._single_message_reader is None else None
 
-    def usable_count(self, answers: Sequence[FetchedAnswer], holes: Sequence[Hole]) -> int:
+    def count_usable_answers(self, answers: Sequence[FetchedAnswer], holes: Sequence[Hole]) -> int:
         """Return how many of ``answers``, which skip the offsets ``holes``, may be used. The other answers are delivered again.
 
         Holes that filters or compaction cause are no losses. Other holes are requested again during the grace period, and then
@@ -247,7 +247,7 @@ class RangesReading:
         unexpected_holes = [
             hole for hole in holes if not self._is_compacted(self.queues[answers[hole.answer_index].range_number])
         ]
-        return self._reader.usable_count(unexpected_holes) if unexpected_holes else len(answers)
+        return self._reader.count_usable_answers(unexpected_holes) if unexpected_holes else len(answers)
 
     def with_true_ends(self, answers: Sequence[FetchedAnswer]) -> Sequence[FetchedAnswer]:
         """Return ``answers``. If the end of an answer does not match the offsets stored in its messages, the end is corrected.

@@ -45,15 +45,15 @@ def _numbers(buffer: Buffer, positions: npt.NDArray[np.intp], size: int) -> npt.
 class RecreatedTopics:
     """Finds answers of recreated topics in one read of ``ranges``.
 
-    ``newest_ms`` is the store time of the newest message that the plan saw, by range; 0 if it is unknown. ``confirm`` asks the
-    broker whether the topic of a queue was created again; it is called once for each suspicious queue.
+    ``newest_store_ms`` is the store time of the newest message that the plan saw, by range; 0 if it is unknown. ``confirm``
+    asks the broker whether the topic of a queue was created again; it is called once for each suspicious queue.
     """
 
     def __init__(
-        self, ranges: Sequence[OffsetRange], newest_ms: Sequence[int], confirm: Callable[[MessageQueue], bool]
+        self, ranges: Sequence[OffsetRange], newest_store_ms: Sequence[int], confirm: Callable[[MessageQueue], bool]
     ) -> None:
         self._ranges = ranges
-        self._newest_ms = np.array([ms or _MAX_STORE_TIME_MS for ms in newest_ms], np.int64)
+        self._newest_store_ms = np.array([ms or _MAX_STORE_TIME_MS for ms in newest_store_ms], np.int64)
         self._confirm = confirm
         self._is_recreated_by_queue: dict[MessageQueue, bool] = {}
 
@@ -68,7 +68,7 @@ class RecreatedTopics:
         is_readable = np.array(end, np.intp) - begins >= _MIN_READABLE_BYTES
         if not is_readable.all():
             return self.find(buffer, [answers[i] for i in np.flatnonzero(is_readable).tolist()])
-        is_younger = store_times_ms(buffer, begins) > self._newest_ms[np.array(range_numbers, np.intp)]
+        is_younger = store_times_ms(buffer, begins) > self._newest_store_ms[np.array(range_numbers, np.intp)]
         suspicious_answers = [answers[i] for i in np.flatnonzero(is_younger).tolist()]
         return [answer for answer in suspicious_answers if self._is_recreated(self._ranges[answer.range_number].queue)]
 

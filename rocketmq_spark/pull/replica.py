@@ -70,7 +70,7 @@ class Replica:
     planned_address: str | None = None
     spare_bytes: int = 0
     suggested_broker: int = MASTER_ID
-    is_doubted: bool = False
+    must_use_master: bool = False
     is_at_master: bool | None = False
     has_connected: bool = False
 
@@ -100,11 +100,11 @@ class Replica:
         so use the master. Returns whether to connect again.
         """
         if broker_id is None:
-            self.suggested_broker, self.is_doubted = MASTER_ID, True
+            self.suggested_broker, self.must_use_master = MASTER_ID, True
             return not self.is_at_master
         if self.read_from != "hint" or broker_id == self.suggested_broker:
             return False
-        self.suggested_broker, self.is_doubted = broker_id, False
+        self.suggested_broker, self.must_use_master = broker_id, False
         return True
 
     def _address_from_route(self, deadline: Deadline) -> tuple[str, bool]:
@@ -120,6 +120,6 @@ class Replica:
         address = broker_data.replica(self.read_from, self.suggested_broker) if broker_data is not None else None
         if broker_data is None or address is None:
             raise BrokerNotFound(f"no address of broker {self.broker_name!r} is registered", topic=self.topic)
-        if self.is_doubted and broker_data.master is not None:
+        if self.must_use_master and broker_data.master is not None:
             address = broker_data.master
         return address, address == broker_data.own_master

@@ -33,13 +33,13 @@ class LossSuspicion:
 
 class LossSuspicions:
     """The suspicions by position, each with its own pauses. A suspicion ends when a message arrives. Other classes only read
-    ``by_position``.
+    ``suspicions_by_position``.
     """
 
     def __init__(self, grace_s: float, pauses: Callable[[], Iterator[float]]) -> None:
         self._grace_s = grace_s
         self._pauses = pauses
-        self.by_position: dict[Position, LossSuspicion] = {}
+        self.suspicions_by_position: dict[Position, LossSuspicion] = {}
 
     def suspect_loss(self, position: Position, now: float, is_reliable: bool = True) -> bool:
         """Record an answer that looks like a loss. Returns whether the position has looked lost for the whole grace period.
@@ -54,14 +54,14 @@ class LossSuspicions:
 
     def on_address_changed(self) -> None:
         """Start the grace period of all suspected losses again, because the next answers come from another address."""
-        for suspicion in self.by_position.values():
+        for suspicion in self.suspicions_by_position.values():
             if suspicion.suspected_at is not None:
                 suspicion.suspected_at = math.inf
 
     @property
     def has_suspicions(self) -> bool:
         """Whether any position looks lost."""
-        return any(suspicion.suspected_at is not None for suspicion in self.by_position.values())
+        return any(suspicion.suspected_at is not None for suspicion in self.suspicions_by_position.values())
 
     def next_retry_at(self, position: Position, now: float) -> float:
         """Return the time of the next attempt. The pause grows with each attempt."""
@@ -69,10 +69,10 @@ class LossSuspicions:
 
     def clear(self, position: Position) -> None:
         """End the suspicion of a position, because a message arrived, or the offset is lost."""
-        self.by_position.pop(position, None)
+        self.suspicions_by_position.pop(position, None)
 
     def _suspicion(self, position: Position) -> LossSuspicion:
-        return self.by_position.setdefault(position, LossSuspicion(self._pauses()))
+        return self.suspicions_by_position.setdefault(position, LossSuspicion(self._pauses()))
 
 
 class HoleSuspicions:

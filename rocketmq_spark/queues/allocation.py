@@ -61,8 +61,8 @@ def _queues_from(value: Any, config: Any) -> list[MessageQueue]:
             raise _config_error(config)
         return [
             MessageQueue(str(topic), str(broker), _queue_id(i, config))
-            for topic, by_broker in value.items()
-            for broker, ids in by_broker.items()
+            for topic, ids_by_broker in value.items()
+            for broker, ids in ids_by_broker.items()
             for i in _list(ids, config)
         ]
     return [_queue(item, config) for item in _list(value, config)]
@@ -169,13 +169,13 @@ def _allocation(
     if isinstance(strategy, str) and strategy.lower() == "config":
         return _by_config(queue_list, client_ids, config)
     if isinstance(strategy, str) and strategy.lower() in strategies_by_name:
-        return _checked(strategies_by_name[strategy.lower()], queue_list, client_ids, config)
+        return _with_checks(strategies_by_name[strategy.lower()], queue_list, client_ids, config)
     if isinstance(strategy, str) and ":" not in strategy:
         raise OptionError(unknown_value("allocationStrategy", strategy, (*STRATEGIES, "config", "module:callable")))
-    return _checked(_from_callable(resolve(strategy, "allocationStrategy")), queue_list, client_ids, config)
+    return _with_checks(_from_callable(resolve(strategy, "allocationStrategy")), queue_list, client_ids, config)
 
 
-def _checked(strategy: Strategy, queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
+def _with_checks(strategy: Strategy, queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     cached_queues_of: list[QueuesOf] = []
     members = set(consumers)
 
@@ -199,18 +199,18 @@ def _averagely(queues: Queues, consumers: list[str], config: Config) -> QueuesOf
     """Each consumer gets a contiguous block of queues. If queues are left over, the first blocks have one more queue
     (``AllocateMessageQueueAveragely``).
     """
-    block_size, larger_count = divmod(len(queues), len(consumers))
+    block_size, larger_block_count = divmod(len(queues), len(consumers))
     positions = _positions(consumers)
 
     def queues_of(consumer: str) -> Queues:
         i = positions[consumer]
-        start = i * block_size + min(i, larger_count)
-        return queues[start : start + block_size + (i < larger_count)]
+        start = i * block_size + min(i, larger_block_count)
+        return queues[start : start + block_size + (i < larger_block_count)]
 
     return queues_of
 
 
-def _by_circle(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
+def _averagely_by_circle(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """Queues are dealt out one by one (``AllocateMessageQueueAveragelyByCircle``)."""
     positions = _positions(consumers)
     return lambda consumer: queues[positions[consumer] :: len(consumers)]
@@ -287,15 +287,15 @@ def _machine_room(queues: Queues, consumers: list[str], config: Config) -> Queue
     queues_in_rooms = [q for q in queues if _java_part_count(q.broker_name) == 2 and room_of(q.broker_name) in rooms]
     retry_queues = sorted_queues({q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)} - set(queues_in_rooms))
     retry_queues_of = _averagely(retry_queues, consumers, config)
-    block_size, rest_count = divmod(len(queues_in_rooms), len(consumers))
+    block_size, leftover_count = divmod(len(queues_in_rooms), len(consumers))
     positions = _positions(consumers)
 
     def queues_of(consumer: str) -> Queues:
         i = positions[consumer]
-        tail_index = block_size * len(consumers) + i
+        leftover_index = block_size * len(consumers) + i
         return (
             queues_in_rooms[i * block_size : (i + 1) * block_size]
-            + (queues_in_rooms[tail_index : tail_index + 1] if i < rest_count else [])
+            + (queues_in_rooms[leftover_index : leftover_index + 1] if i < leftover_count else [])
             + retry_queues_of(consumer)
         )
 
@@ -313,23 +313,25 @@ def _machine_room_nearby(queues: Queues, consumers: list[str], config: Config) -
     ``partitionRooms`` maps consumers to rooms, and brokers are named ``room@name``.
     """
     resolve_room = _room_resolver(config)
-    queues_in: dict[str, Queues] = {}
+    queues_by_room: dict[str, Queues] = {}
     for queue in queues:
-        queues_in.setdefault(_room(resolve_room, queue.broker_name, f"mq {queue}"), []).append(queue)
-    consumers_in: dict[str, list[str]] = {}
+        queues_by_room.setdefault(_room(resolve_room, queue.broker_name, f"mq {queue}"), []).append(queue)
+    consumers_by_room: dict[str, list[str]] = {}
     for consumer in consumers:
-        consumers_in.setdefault(_room(resolve_room, consumer, f"consumer id {consumer}"), []).append(consumer)
+        consumers_by_room.setdefault(_room(resolve_room, consumer, f"consumer id {consumer}"), []).append(consumer)
     inner_strategy = config.get("inner", "averagely")
     inner_config = {name: value for name, value in config.items() if name != "inner"}
     allocations = {
-        room: _allocation(inner_strategy, queues_in[room], consumers_in.get(room, consumers), inner_config)
-        for room in sorted_texts(queues_in)
+        room: _allocation(inner_strategy, queues_by_room[room], consumers_by_room.get(room, consumers), inner_config)
+        for room in sorted_texts(queues_by_room)
     }
 
     def queues_of(consumer: str) -> Queues:
         own_room = resolve_room(consumer)
         own_queues = allocations[own_room](consumer) if own_room in allocations else []
-        return own_queues + [q for room in allocations if room not in consumers_in for q in allocations[room](consumer)]
+        return own_queues + [
+            q for room in allocations if room not in consumers_by_room for q in allocations[room](consumer)
+        ]
 
     return queues_of
 
@@ -343,9 +345,9 @@ def _room_resolver(config: Config) -> Callable[[str], str]:
     return lambda name: rooms[name] if name in rooms else room_of(name) if ROOM_SEPARATOR in name else ""
 
 
-def _room(resolve_room: Callable[[str], str], name: str, what: str) -> str:
+def _room(resolve_room: Callable[[str], str], name: str, description: str) -> str:
     if not (room := resolve_room(name)):
-        raise OptionError(f"Machine room is null for {what}: expected every broker and consumer to have a room")
+        raise OptionError(f"Machine room is null for {description}: expected every broker and consumer to have a room")
     return room
 
 
@@ -419,7 +421,7 @@ def _from_callable(strategy: Callable[..., Sequence[MessageQueue]]) -> Strategy:
 
 STRATEGIES: dict[str, Strategy] = {
     "averagely": _averagely,
-    "averagelyByCircle": _by_circle,
+    "averagelyByCircle": _averagely_by_circle,
     "consistentHash": _consistent_hash,
     "machineRoom": _machine_room,
     "machineRoomNearby": _machine_room_nearby,

@@ -59,7 +59,7 @@ class Environment:
 
     name: str
     number: int = 0
-    count: int | None = None
+    environment_count: int | None = None
     listed_queues: frozenset[tuple[str, int]] | None = None
 
     @classmethod
@@ -78,7 +78,7 @@ class Environment:
         expected_range = f"from 1 to {layout}, the number of environments" if layout else "of at least 1"
         if number is None or number < 1 or (layout and number > layout):
             raise OptionError(f"{source} is {environment!r}; expected a whole number {expected_range}")
-        return cls(str(number), number=number, count=layout)
+        return cls(str(number), number=number, environment_count=layout)
 
     def group(self, group: str) -> str:
         """The consumer group of this environment's members of ``group``.
@@ -91,23 +91,24 @@ class Environment:
     @property
     def is_by_position(self) -> bool:
         """Whether the environment is a number alone, so that its queues depend on their positions in the list."""
-        return self.listed_queues is None and self.count is None
+        return self.listed_queues is None and self.environment_count is None
 
     def owned(
         self,
         queues: Iterable[MessageQueue],
-        previous: Collection[MessageQueue] = (),
-        may_be_empty: Container[str] = (),
+        previous_queues: Collection[MessageQueue] = (),
+        possibly_empty_topics: Container[str] = (),
     ) -> list[MessageQueue]:
         """Return the environment's queues of each topic in ``queues``, sorted. Raises ``OptionError`` for a topic in which the
         environment has no queues. All queues of retry and dead-letter topics are returned, because the group of such a topic
         belongs to one environment.
 
-        ``previous`` are the queues that the environment had before. If the environment is chosen by position, it keeps its
-        previous queues even if the route has changed, because while a broker is away, other environments' queues may have the
-        positions of this environment's queues. Topics in ``may_be_empty`` may currently have no queues of the environment.
+        ``previous_queues`` are the queues that the environment had before. If the environment is chosen by position, it keeps
+        these queues even if the route has changed, because while a broker is away, other environments' queues may have the
+        positions of this environment's queues. Topics in ``possibly_empty_topics`` may currently have no queues of the
+        environment.
         """
-        topics_before = {queue.topic for queue in previous} if self.is_by_position else set()
+        topics_before = {queue.topic for queue in previous_queues} if self.is_by_position else set()
         queues_owned: list[MessageQueue] = []
         for topic, queue_group in groupby(sorted(queues, key=queue_order), key=lambda q: q.topic):
             topic_queues = list(queue_group)
@@ -115,11 +116,11 @@ class Environment:
                 queues_owned += topic_queues
                 continue
             own_queues = (
-                [q for q in topic_queues if q in previous]
+                [q for q in topic_queues if q in previous_queues]
                 if topic in topics_before
                 else self._queues_of_topic(topic_queues)
             )
-            if not own_queues and topic not in topics_before and topic not in may_be_empty:
+            if not own_queues and topic not in topics_before and topic not in possibly_empty_topics:
                 raise OptionError(self._no_queues_problem(topic, topic_queues))
             queues_owned += own_queues
         return queues_owned
@@ -166,8 +167,8 @@ class Environment:
                 q for q in queues
                 if (q.broker_name, q.queue_id) in self.listed_queues or (ANY_BROKER, q.queue_id) in self.listed_queues
             ]  # fmt: skip
-        if self.count:
-            return [q for q in queues if q.queue_id % self.count == self.number - 1]
+        if self.environment_count:
+            return [q for q in queues if q.queue_id % self.environment_count == self.number - 1]
         return list(queues[self.number - 1 : self.number])
 
     def _no_queues_problem(self, topic: str, queues: Sequence[MessageQueue]) -> str:
@@ -176,9 +177,9 @@ class Environment:
             return (
                 f"option 'environments' gives {self.name!r} the queues {queues_text}; topic {topic!r} has none of them"
             )
-        if self.count:
+        if self.environment_count:
             return (
-                f"option 'environments' is {self.count}; expected at most {1 + max(q.queue_id for q in queues)}, the "
+                f"option 'environments' is {self.environment_count}; expected at most {1 + max(q.queue_id for q in queues)}, the "
                 f"queues of a broker for topic {topic!r}, or every environment's queues listed as JSON"
             )
         return (
@@ -231,9 +232,9 @@ class EnvironmentQueues:
         return owned_queues
 
 
-def _unavailable_error(what: str, brokers: Iterable[str]) -> BrokerNotFound:
+def _unavailable_error(problem: str, brokers: Iterable[str]) -> BrokerNotFound:
     return BrokerNotFound(
-        f"{what}; {', '.join(sorted(brokers))} cannot accept messages now",
+        f"{problem}; {', '.join(sorted(brokers))} cannot accept messages now",
         remedy="Start the broker, or correct options 'environment' and 'environments'",
     )
 
@@ -362,16 +363,16 @@ def _layout(environments: object) -> int | dict[str, frozenset[tuple[str, int]]]
         if count is None or count < 1:
             raise _layout_error(environments)
         return count
-    layout = {str(name): frozenset(_pairs(queues, environments)) for name, queues in value.items()}
+    layout = {str(name): frozenset(_brokers_and_ids(queues, environments)) for name, queues in value.items()}
     if not layout or not all(layout.values()):
         raise _layout_error(environments)
     _check_disjoint(layout)
     return layout
 
 
-def _pairs(queues: Any, layout: object) -> Iterable[tuple[str, int]]:
-    by_broker = queues if isinstance(queues, Mapping) else {ANY_BROKER: queues}
-    for broker, ids in by_broker.items():
+def _brokers_and_ids(queues: Any, layout: object) -> Iterable[tuple[str, int]]:
+    ids_by_broker = queues if isinstance(queues, Mapping) else {ANY_BROKER: queues}
+    for broker, ids in ids_by_broker.items():
         if not isinstance(ids, Sequence) or isinstance(ids, str):
             raise _layout_error(layout)
         for queue_id in ids:

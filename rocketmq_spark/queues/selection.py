@@ -2,7 +2,7 @@
 
 Mirrors ``MessageQueueSelector`` and its classes, and ``TopicPublishInfo`` with ``ThreadLocalIndex`` for round robin.
 A selector never changes the list that it is given. Java keeps the state of round robin per thread; here it is an object
-(``RoundRobin``) that a producer keeps. Calls of ``select`` without ``index`` share a ``RoundRobin`` per thread and topic.
+(``RoundRobin``) that a producer keeps. Calls of ``select`` without ``round_robin`` share a ``RoundRobin`` per thread and topic.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options.names import resolve, unknown_value
 from rocketmq_spark.queues.environment import Environment
 
-Select = Callable[[list[MessageQueue], Any, Any], MessageQueue | None]
+Selector = Callable[[list[MessageQueue], Any, Any], MessageQueue | None]
 SELECTORS = ("roundRobin", "random", "hash", "machineRoom", "environment", "column")
 ROOM_SEPARATOR = "@"
 
@@ -52,10 +52,10 @@ class RoundRobin:
 
     def pick(self, queues: Sequence[MessageQueue], last_broker: str | None = None) -> MessageQueue:
         """The next queue that is not on ``last_broker``, or simply the next queue if there is no other broker."""
-        queue = self.first(queues, lambda queue: queue.broker_name != last_broker)
+        queue = self.next_fitting(queues, lambda queue: queue.broker_name != last_broker)
         return queues[self.next() % len(queues)] if queue is None else queue
 
-    def first(self, queues: Sequence[MessageQueue], fits: Callable[[MessageQueue], bool]) -> MessageQueue | None:
+    def next_fitting(self, queues: Sequence[MessageQueue], fits: Callable[[MessageQueue], bool]) -> MessageQueue | None:
         """The next queue that ``fits``, or None after one round. Every tested queue advances the index, as in Java."""
         for _ in queues:
             queue = queues[self.next() % len(queues)]
@@ -69,13 +69,13 @@ _round_robins: ContextVar[dict[str, RoundRobin]] = ContextVar("indexes")  # a th
 
 
 def select(
-    selector: str | Select,
+    selector: str | Selector,
     queues: Sequence[MessageQueue],
     message: Any,
     arg: Any = None,
     *,
     rng: random.Random | None = None,
-    index: RoundRobin | None = None,
+    round_robin: RoundRobin | None = None,
 ) -> MessageQueue:
     """Return the queue that ``selector`` chooses for ``message``.
 
@@ -89,7 +89,7 @@ def select(
     rng = rng or _SYSTEM_RANDOM
     match name:
         case "roundRobin":
-            return (index or _thread_round_robin(queues[0].topic)).pick(queues)
+            return (round_robin or _thread_round_robin(queues[0].topic)).pick(queues)
         case "random":
             return rng.choice(queues)
         case "hash":
@@ -217,7 +217,7 @@ def select_by_column(queues: Sequence[MessageQueue], arg: object) -> MessageQueu
     return matching_queues[0]
 
 
-def select_by_callable(selector: Select, queues: Sequence[MessageQueue], message: Any, arg: Any) -> MessageQueue:
+def select_by_callable(selector: Selector, queues: Sequence[MessageQueue], message: Any, arg: Any) -> MessageQueue:
     """Call a user's own selector with a copy of the list, and check the chosen queue. Errors of the selector become
     ``SelectorError``. A ``RocketMQError`` is raised as it is.
     """

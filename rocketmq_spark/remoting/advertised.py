@@ -29,10 +29,13 @@ def remedy(addresses: Collection[str], peer: Peer = Peer.UNKNOWN) -> str:
     """
     listed_addresses = ", ".join(sorted(addresses)[:_MAX_LISTED_ADDRESSES])
     more_text = f" and {len(addresses) - _MAX_LISTED_ADDRESSES} more" if len(addresses) > _MAX_LISTED_ADDRESSES else ""
-    server, remedies = "name server", _BROKER_REMEDY
+    server_kind, remedies = "name server", _BROKER_REMEDY
     if peer is Peer.PROXY:
-        server, remedies = "Proxy", _PROXY_REMEDY[0].upper() + _PROXY_REMEDY[1:]
-    return f"The {server} answers, but what it advertises cannot be reached from here: {listed_addresses}{more_text}. {remedies}"
+        server_kind, remedies = "Proxy", _PROXY_REMEDY[0].upper() + _PROXY_REMEDY[1:]
+    return (
+        f"The {server_kind} answers, but what it advertises cannot be reached from here: {listed_addresses}{more_text}. "
+        f"{remedies}"
+    )
 
 
 def with_advertised_remedy(

@@ -37,7 +37,7 @@ _MAX_FRAME = 256 << 20
 BUFFER_BYTES = 16 << 20
 # Free bytes after the last body, because decoders may read a few words beyond the end of a body.
 SLACK_BYTES = 64
-_ACCOUNT_CHECK_S = 0.5
+_ACCOUNT_CHECK_INTERVAL_S = 0.5
 
 _LONG_LIMIT = 1 << 63
 # Matches the header of nearly every answer. Other headers, such as headers with longer numbers, are parsed as JSON.
@@ -69,7 +69,7 @@ class PullTemplate:
     """Formats the frames of pulls that differ only in request number, offset and count, and signs them with credentials."""
 
     def __init__(self, pull_command: Command, credentials: Keys | Callable[[], Keys] | None = None) -> None:
-        self._pull = pull_command
+        self._pull_command = pull_command
         self._read_keys = credentials if callable(credentials) else None
         self._keys = credentials() if callable(credentials) else credentials
         self._set_header(pull_command, self._keys)
@@ -79,7 +79,7 @@ class PullTemplate:
         if self._read_keys is None or (keys := self._read_keys()) == self._keys:
             return False
         self._keys = keys
-        self._set_header(self._pull, keys)
+        self._set_header(self._pull_command, keys)
         return True
 
     def _set_header(self, pull_command: Command, credentials: Keys | None) -> None:
@@ -178,7 +178,7 @@ class BulkStream:
 
     @property
     def _is_out_of_memory(self) -> bool:
-        return self._is_growth_refused or self._account.revoked
+        return self._is_growth_refused or self._account.is_revoked
 
     def send(self, frames: list[bytes], timeout_s: float) -> None:
         """Write requests. Raises ``ConnectionLost`` or ``CallTimeout``."""
@@ -186,7 +186,7 @@ class BulkStream:
         try:
             sent_bytes = self._try_nonblocking(lambda: self._sock.send(data, _NO_WAIT)) or 0
             if sent_bytes < len(data):
-                with self._waiting(timeout_s):
+                with self._socket_timeout(timeout_s):
                     self._sock.sendall(memoryview(data)[sent_bytes:])
         except OSError as e:
             raise to_rocketmq_error(
@@ -203,7 +203,9 @@ class BulkStream:
             count = self._try_nonblocking(lambda: self._sock.recv_into(free_view, 0, _NO_WAIT))
             if count is None:
                 # A stream that uses the shared budget checks often whether other connections need the memory.
-                with self._waiting(min(timeout_s, _ACCOUNT_CHECK_S) if self._account.size else timeout_s):
+                with self._socket_timeout(
+                    min(timeout_s, _ACCOUNT_CHECK_INTERVAL_S) if self._account.size else timeout_s
+                ):
                     count = self._sock.recv_into(free_view)
         except TimeoutError:
             return False
@@ -229,7 +231,7 @@ class BulkStream:
             return None
 
     @contextlib.contextmanager
-    def _waiting(self, timeout_s: float) -> Iterator[None]:
+    def _socket_timeout(self, timeout_s: float) -> Iterator[None]:
         self._sock.settimeout(max(0.001, timeout_s))
         try:
             yield
@@ -244,31 +246,31 @@ class BulkStream:
         unpack, match_header = _LENGTHS.unpack_from, _FOUND_HEADER.match
         while filled_bytes - position >= _PREFIX_BYTES:
             length, kind_and_header_bytes = unpack(view, position)
-            end = position + 4 + length
+            frame_end = position + 4 + length
             if length > _MAX_FRAME:
                 raise RemoteProtocolError(f"the server announced a frame of {length} bytes", self.address)
-            if end > filled_bytes:
+            if frame_end > filled_bytes:
                 break
-            start = position + _PREFIX_BYTES
+            header_start = position + _PREFIX_BYTES
             body_start = (
-                start + kind_and_header_bytes
+                header_start + kind_and_header_bytes
             )  # the word's first byte is the encoding, which is 0 for JSON, so the word is the header's length
-            header_match = match_header(view, start, body_start) if body_start <= end else None
+            header_match = match_header(view, header_start, body_start) if body_start <= frame_end else None
             if header_match is not None:
                 opaque, next_offset, suggested_broker, min_offset = header_match.group(5, 2, 1, 4)
                 found_answers.append(
-                    (int(opaque), int(next_offset), int(suggested_broker), body_start, end, min_offset)
+                    (int(opaque), int(next_offset), int(suggested_broker), body_start, frame_end, min_offset)
                 )
             else:
-                self._parse_frame(view[position + 4 : end], end, found_answers, other_answers)
-            position = end
+                self._parse_frame(view[position + 4 : frame_end], frame_end, found_answers, other_answers)
+            position = frame_end
         self._scanned_bytes = position
         return found_answers, other_answers
 
     def _parse_frame(
         self,
         frame: memoryview,
-        end: int,
+        frame_end: int,
         found_answers: list[FoundAnswer],
         other_answers: list[tuple[int, EmptyAnswer]],
     ) -> None:
@@ -284,19 +286,26 @@ class BulkStream:
             suggested_broker = answer.suggested_broker or 0
             min_offset = b"%d" % (answer.min_offset or 0)
             found_answers.append(
-                (command.opaque, answer.next_offset, suggested_broker, end - len(command.body), end, min_offset)
+                (
+                    command.opaque,
+                    answer.next_offset,
+                    suggested_broker,
+                    frame_end - len(command.body),
+                    frame_end,
+                    min_offset,
+                )
             )
         else:
             other_answers.append((command.opaque, answer))
 
-    def compact(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
-        """Move the bodies in ``keep``, and the incomplete last frame, to the beginning of the buffer, and free the rest.
+    def compact(self, kept_bodies: Iterable[tuple[int, int]]) -> dict[int, int]:
+        """Move the bodies in ``kept_bodies``, and the incomplete last frame, to the beginning of the buffer, and free the rest.
 
         Returns the new start of each body by its old start.
         """
-        kept_bodies = sorted(keep)
+        sorted_bodies = sorted(kept_bodies)
         incomplete_bytes = self._filled_bytes - self._scanned_bytes
-        kept_bytes = sum(end - start for start, end in kept_bodies) + incomplete_bytes
+        kept_bytes = sum(end - start for start, end in sorted_bodies) + incomplete_bytes
         # The new buffer has room for an incomplete frame of twice the bytes that have arrived.
         size = max(self._buffer_bytes, kept_bytes + incomplete_bytes + (self._buffer_bytes >> 2))
         self._is_growth_refused = not self._account.resize(max(0, size - self._buffer_bytes - self._spare_bytes))
@@ -309,7 +318,7 @@ class BulkStream:
         new_view = self._view
         position = 0
         new_starts = {}
-        for start, end in kept_bodies:  # in the order of their positions, because moves within one buffer may overlap
+        for start, end in sorted_bodies:  # in the order of their positions, because moves within one buffer may overlap
             new_view[position : position + end - start] = old_view[start:end]
             new_starts[start] = position
             position += end - start

@@ -21,7 +21,7 @@ from rocketmq_spark.base.codes import Flag
 from rocketmq_spark.base.threads import Failure, capture, may_block
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError, copy_error
 from rocketmq_spark.remoting.protocol import (
-    PUSHED_BYTES,
+    MAX_PUSHED_BYTES,
     RemotingProtocol,
     RequestReceived,
     ResponseDropped,
@@ -29,7 +29,7 @@ from rocketmq_spark.remoting.protocol import (
     peer_after_answer,
 )
 from rocketmq_spark.remoting.transport import (
-    DEFAULT_UNDELIVERED,
+    DEFAULT_UNDELIVERED_POLICY,
     TICK_S,
     DropUnsent,
     SocketChannel,
@@ -49,15 +49,15 @@ _PROXY_TIMEOUT_REMEDY = (
     "A Proxy does not answer while it cannot reach the broker of a request. In LOCAL mode (mqbroker --enable-proxy), it does "
     "not answer either: " + OTHER_TRANSPORTS_REMEDY
 )
-RECEIVE_BYTES = 256 << 10
+RECEIVE_BUFFER_BYTES = 256 << 10
 # A connection is closed if its server accepts no byte for ``STALL_S``, or sends nothing for ``SILENCE_S`` while requests time
 # out.
 STALL_S = 15.0
 SILENCE_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
 # While a server reads nothing, this client's answers to the server wait. If more than ``MAX_UNREAD_BYTES`` bytes wait,
-# further answers are dropped. An answer counts as its body and ``_ANSWER_BYTES``.
-MAX_UNREAD_BYTES, _ANSWER_BYTES = 8 << 20, 500
+# further answers are dropped. An answer counts as its body and ``_ANSWER_OVERHEAD_BYTES``.
+MAX_UNREAD_BYTES, _ANSWER_OVERHEAD_BYTES = 8 << 20, 500
 LOG_PAUSE_S = 10.0  # pause between log lines about rejected requests of the server
 
 OnResponse = Callable[[Command | RocketMQError], None]
@@ -162,9 +162,9 @@ class Connection:
         tls: TlsSettings | None = None,
         on_request: OnRequest | None = None,
         max_frame: int = MAX_FRAME,
-        undelivered_policy: UndeliveredPolicy = DEFAULT_UNDELIVERED,
+        undelivered_policy: UndeliveredPolicy = DEFAULT_UNDELIVERED_POLICY,
         peer: Peer = Peer.UNKNOWN,
-        max_pushed_bytes: int = PUSHED_BYTES,
+        max_pushed_bytes: int = MAX_PUSHED_BYTES,
         receive_budget: ReceiveBudget | None = None,
         waiting_budget: Budget | None = None,
     ) -> None:
@@ -220,7 +220,7 @@ class Connection:
             arrival_lock.release()
 
         with self._lock:
-            waiter = self._queue(command, deadline, on_response)
+            waiter = self._enqueue(command, deadline, on_response)
         self._flush(deadline)
         if not arrival_lock.acquire(timeout=deadline.remaining()):
             with self._lock:
@@ -244,7 +244,7 @@ class Connection:
         with self._lock:
             for command, done in calls:
                 try:
-                    self._queue(command, deadline, done)
+                    self._enqueue(command, deadline, done)
                 except RocketMQError as e:
                     failures.append((done, e))
         if _delayed_writes.connections is None:
@@ -271,7 +271,7 @@ class Connection:
         """As ``close``, without waiting."""
         self._fail(ConnectionLost("the connection was closed on our side", self.address))
 
-    def _queue(self, command: Command, deadline: Deadline, done: OnResponse) -> _Waiter:
+    def _enqueue(self, command: Command, deadline: Deadline, done: OnResponse) -> _Waiter:
         """Queue a request. The caller holds the lock, and calls ``_flush`` afterwards."""
         waiter = _Waiter(command.code, done, deadline)
         self._check_open()
@@ -323,7 +323,7 @@ class Connection:
     # --- reading
 
     def _read(self) -> None:
-        view = memoryview(bytearray(RECEIVE_BYTES))
+        view = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
         try:
             while self._error is None:
                 if self._await_bytes():
@@ -392,7 +392,7 @@ class Connection:
         if event.reply is not None:
             self._reply(event.reply)
         if self._log_limit.due():  # a server may send thousands of such requests
-            reason = event.drop_reason or f"requests of {self._waiting_budget.used} bytes wait"
+            reason = event.drop_reason or f"requests of {self._waiting_budget.used_bytes} bytes wait"
             logger.warning("request %s of %s is rejected: %s", event.command.code, self.address, reason)
 
     def _reply(self, reply: Command) -> None:
@@ -400,7 +400,7 @@ class Connection:
             if self._error is not None:  # the connection is closed, so nobody waits for the reply
                 return
             is_blocked = self._channel.blocked_since is not None
-            self._unread_bytes = self._unread_bytes + len(reply.body) + _ANSWER_BYTES if is_blocked else 0
+            self._unread_bytes = self._unread_bytes + len(reply.body) + _ANSWER_OVERHEAD_BYTES if is_blocked else 0
             if self._unread_bytes > MAX_UNREAD_BYTES:
                 return
             self._protocol.send_oneway(reply)

@@ -26,15 +26,15 @@ from rocketmq_spark.base.process import LiveObjects
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_error
 from rocketmq_spark.remoting.advertised import with_advertised_remedy
 from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
-from rocketmq_spark.remoting.protocol import PUSHED_BYTES
-from rocketmq_spark.remoting.transport import DEFAULT_UNDELIVERED, TlsSettings, UndeliveredPolicy, is_loopback
+from rocketmq_spark.remoting.protocol import MAX_PUSHED_BYTES
+from rocketmq_spark.remoting.transport import DEFAULT_UNDELIVERED_POLICY, TlsSettings, UndeliveredPolicy, is_loopback
 from rocketmq_spark.wire.header import Peer
 
 logger = logging.getLogger(__name__)
 
 # Servers drop a connection after 120 s without traffic. The pool closes a connection earlier, because a request that is sent
 # while the server drops the connection would be lost.
-IDLE_S = 100.0
+IDLE_TIMEOUT_S = 100.0
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
 MAX_CONNECTIONS = 1024
@@ -83,9 +83,9 @@ class ConnectOptions:
     tls: TlsSettings | None = None
     address_map: Mapping[str, str] = field(default_factory=dict)
     at_name_server: bool = False
-    undelivered_policy: UndeliveredPolicy = DEFAULT_UNDELIVERED
+    undelivered_policy: UndeliveredPolicy = DEFAULT_UNDELIVERED_POLICY
     allow_plain_text: bool = False
-    max_pushed_bytes: int = PUSHED_BYTES
+    max_pushed_bytes: int = MAX_PUSHED_BYTES
     max_connections: int = MAX_CONNECTIONS
     # Each client has its own budgets, so that the servers of other clients in the process cannot use them up.
     receive_budget: ReceiveBudget = field(default_factory=ReceiveBudget, compare=False, repr=False)
@@ -233,9 +233,9 @@ class Pool:
                 if len(slots) + len(self._retired_connections) + self._connecting_count < max_connections:
                     self._connecting_count += 1
                     return
-                is_first, self._is_limit_reported = not self._is_limit_reported, True
+                must_log_limit, self._is_limit_reported = not self._is_limit_reported, True
                 idle_connection = self._remove_longest_idle_locked(slots, time.monotonic() - MIN_IDLE_S)
-            if is_first:
+            if must_log_limit:
                 logger.warning(
                     "this client has %d connections, which is its limit (option 'maxConnections'): idle ones are closed for "
                     "new ones, and requests wait while all are in use",
@@ -311,12 +311,12 @@ class Pool:
             peer = self._advertised_peers.get(address)
             if peer is None or slot.was_connected:
                 return
-            live_connections = (
+            connected_addresses = (
                 a
                 for a in self._advertised_peers
                 if (other_slot := self._slots.get(a)) is not None and other_slot.live_connection is not None
             )
-            if next(live_connections, None) is None:
+            if next(connected_addresses, None) is None:
                 with_advertised_remedy(error, self._advertised_peers, peer)
 
     def _wait_for_backoff(self, slot: _Slot, deadline: Deadline, wait_for_backoff: bool) -> None:
@@ -329,27 +329,27 @@ class Pool:
         time.sleep(remaining_s)
 
     def _remove_idle_locked(self, now: float) -> list[Connection]:
-        if now - self._idle_checked_s < IDLE_S / 100 and not self._retired_connections:
+        if now - self._idle_checked_s < IDLE_TIMEOUT_S / 100 and not self._retired_connections:
             return []
         self._idle_checked_s = now
         if len(self._slots) > _MAX_SLOTS:
             self._slots = {
                 address: slot
                 for address, slot in self._slots.items()
-                if slot.connection is not None or slot.connect_lock.locked() or now - slot.last_used_s < IDLE_S
+                if slot.connection is not None or slot.connect_lock.locked() or now - slot.last_used_s < IDLE_TIMEOUT_S
             }
         removed_connections = [connection for connection in self._retired_connections if not connection.waiting_count]
         self._retired_connections = [connection for connection in self._retired_connections if connection.waiting_count]
         for slot in self._slots.values():
             connection = slot.connection
-            if connection is not None and now - slot.last_used_s > IDLE_S and not connection.waiting_count:
+            if connection is not None and now - slot.last_used_s > IDLE_TIMEOUT_S and not connection.waiting_count:
                 slot.connection = None
                 removed_connections.append(connection)
         return removed_connections
 
     def close_idle(self) -> None:
-        """Close the connections that have been idle for ``IDLE_S``, as ``get`` does. Other pools call this method, so it waits
-        neither for the lock nor for sockets.
+        """Close the connections that have been idle for ``IDLE_TIMEOUT_S``, as ``get`` does. Other pools call this method, so
+        it waits neither for the lock nor for sockets.
         """
         if not self._lock.acquire(blocking=False):
             return  # another thread uses the pool, and closes idle connections
@@ -390,7 +390,7 @@ def _closed_error(address: str) -> ClosedError:
     return ClosedError("the client is closed", address)
 
 
-_pools: LiveObjects[Pool] = LiveObjects(IDLE_S / 100)
+_pools: LiveObjects[Pool] = LiveObjects(IDLE_TIMEOUT_S / 100)
 
 
 def _close_idle_of_all_pools() -> None:

@@ -40,23 +40,23 @@ _NAME_SERVER_ANSWERS = {codes.Response.SUCCESS, codes.Response.TOPIC_NOT_EXIST}
 # A gRPC server first sends a SETTINGS frame of HTTP/2 with fewer than 256 bytes, on stream 0. ``_HTTP2_SETTINGS`` has the bytes
 # before and after the last byte of the frame's length.
 _HTTP2_SETTINGS = (b"\x00\x00", b"\x04\x00\x00\x00\x00\x00")
-_HTTP2_BYTES = 9
+_HTTP2_FRAME_HEADER_BYTES = 9
 _GRPC_PORT_REMEDY = (
     "It is the gRPC port of a Proxy: use transport=grpc with option 'proxyEndpoint'; or give as option 'nameServer' the brokers' "
     "name server (port 9876), or the Remoting port (8080) of a Proxy in CLUSTER mode. In LOCAL mode (mqbroker --enable-proxy) a "
     "Proxy serves only gRPC"
 )
 
-# If a request of a server has more than ``PUSHED_BYTES`` bytes, it is rejected, and its body is discarded. If messages may be
+# If a request of a server has more than ``MAX_PUSHED_BYTES`` bytes, it is rejected, and its body is discarded. If messages may be
 # larger (option 'maxMessageSize'), the limit is larger, too.
-PUSHED_BYTES = 16 << 20
+MAX_PUSHED_BYTES = 16 << 20
 _PROPERTIES_BYTES = 256 << 10  # the maximum bytes of a request besides the body of its message
 # Estimated memory of a server's request, besides its body: for the object, for each field, and for each character of the header.
 _REQUEST_BYTES, _FIELD_BYTES, _CHARACTER_BYTES = 2000, 200, 4
 
-# The header of a frame with more than ``LARGE_BYTES`` bytes is checked before the body arrives. At least ``LARGE_BYTES`` bytes of
-# such a frame must arrive in each period of ``QUIET_TICKS`` ticks.
-LARGE_BYTES = 1 << 20
+# The header of a frame with more than ``LARGE_FRAME_BYTES`` bytes is checked before the body arrives. At least
+# ``LARGE_FRAME_BYTES`` bytes of such a frame must arrive in each period of ``QUIET_TICKS`` ticks.
+LARGE_FRAME_BYTES = 1 << 20
 QUIET_TICKS = 150
 SMALL_BODY_BYTES = 16 << 10
 # Small requests in the queue are joined to writes of about ``WRITE_BYTES`` bytes.
@@ -92,13 +92,13 @@ class ResponseDropped(NamedTuple, Generic[W]):
 
 _TOO_LARGE_REASON = "it is too large"
 _NO_ROOM_REASON = "other arriving frames fill the memory limit"
-_TOO_SLOW_REASON = f"less than {LARGE_BYTES >> 20} MiB of it arrived in 15 s"
+_TOO_SLOW_REASON = f"less than {LARGE_FRAME_BYTES >> 20} MiB of it arrived in 15 s"
 
 
 @dataclass(slots=True)
 class _LargeFrame:
-    """A large frame that is arriving. It makes progress when ``LARGE_BYTES`` more than ``progress_bytes`` have arrived; then
-    ``progress_bytes`` is set to the number of arrived bytes.
+    """A large frame that is arriving. It makes progress when ``LARGE_FRAME_BYTES`` more than ``progress_bytes`` have arrived;
+    then ``progress_bytes`` is set to the number of arrived bytes.
     """
 
     command: Command
@@ -113,7 +113,7 @@ class _LargeFrame:
 
 def max_pushed_frame_bytes(max_message_bytes: int) -> int:
     """Return the maximum size in bytes of a frame that a server pushes, if messages may have ``max_message_bytes``."""
-    return max(PUSHED_BYTES, max_message_bytes + _PROPERTIES_BYTES)
+    return max(MAX_PUSHED_BYTES, max_message_bytes + _PROPERTIES_BYTES)
 
 
 class RemotingProtocol(Generic[W]):
@@ -124,7 +124,7 @@ class RemotingProtocol(Generic[W]):
     """
 
     def __init__(
-        self, max_frame: int, max_pushed_bytes: int = PUSHED_BYTES, account: ReceiveAccount | None = None
+        self, max_frame: int, max_pushed_bytes: int = MAX_PUSHED_BYTES, account: ReceiveAccount | None = None
     ) -> None:
         self._splitter = FrameSplitter(max_frame)
         self._max_pushed_bytes = max_pushed_bytes
@@ -144,16 +144,16 @@ class RemotingProtocol(Generic[W]):
             if opaque not in self._waiters:
                 break
         command.opaque = opaque
-        self._queue(command)
+        self._enqueue(command)
         self._waiters[opaque] = waiter
         self._max_body_bytes[opaque] = codes.max_answer_bytes(command.code)
         return opaque
 
     def send_oneway(self, command: Command) -> None:
         """Queue a request that is never answered, or a reply."""
-        self._queue(command)
+        self._enqueue(command)
 
-    def _queue(self, command: Command) -> None:
+    def _enqueue(self, command: Command) -> None:
         head = header.encode_header(command)
         if len(command.body) < SMALL_BODY_BYTES:  # copying a small body costs less than a second write
             last_write = self._outgoing[-1] if self._outgoing else None
@@ -170,8 +170,8 @@ class RemotingProtocol(Generic[W]):
 
     def receive(self, data: bytes | memoryview) -> list[ResponseReceived[W] | RequestReceived | ResponseDropped[W]]:
         """Return the events in ``data``. After a ``RemoteProtocolError`` the connection cannot be used any more."""
-        if len(self._first_bytes) < _HTTP2_BYTES:
-            self._first_bytes += bytes(data[: _HTTP2_BYTES - len(self._first_bytes)])
+        if len(self._first_bytes) < _HTTP2_FRAME_HEADER_BYTES:
+            self._first_bytes += bytes(data[: _HTTP2_FRAME_HEADER_BYTES - len(self._first_bytes)])
             if is_grpc(self._first_bytes):
                 raise RemoteProtocolError("the server speaks gRPC, not the Remoting protocol", remedy=_GRPC_PORT_REMEDY)
         # All frames are decoded before the first event, because a malformed frame must fail all waiters.
@@ -202,7 +202,8 @@ class RemotingProtocol(Generic[W]):
             self._release_large_frame()
         if (
             self._large_frame is None
-            and (large_header := self._splitter.partial_header(min(LARGE_BYTES, self._max_pushed_bytes))) is not None
+            and (large_header := self._splitter.partial_header(min(LARGE_FRAME_BYTES, self._max_pushed_bytes)))
+            is not None
         ):
             self._large_frame = _LargeFrame(header.decode(large_header), self._splitter.incomplete_bytes)
             self._drop_large_without_waiter()
@@ -221,9 +222,9 @@ class RemotingProtocol(Generic[W]):
         if large_frame is None:
             return []
         large_frame.quiet_ticks += 1
-        if self._splitter.buffered_bytes - large_frame.progress_bytes >= LARGE_BYTES:
+        if self._splitter.buffered_bytes - large_frame.progress_bytes >= LARGE_FRAME_BYTES:
             large_frame.progress_bytes, large_frame.quiet_ticks = self._splitter.buffered_bytes, 0
-        if self._account.revoked:
+        if self._account.is_revoked:
             return self._drop_large_frame(large_frame, _NO_ROOM_REASON)
         return self._drop_large_frame(large_frame, _TOO_SLOW_REASON) if large_frame.quiet_ticks > QUIET_TICKS else []
 
@@ -312,8 +313,8 @@ def _too_long_error(body_bytes: int, max_bytes: int) -> RemoteProtocolError:
 
 def is_grpc(first_bytes: bytes) -> bool:
     """Whether the first bytes of a server are those of HTTP/2."""
-    before_length, after_length = _HTTP2_SETTINGS
-    return first_bytes.startswith(before_length) and first_bytes[3:].startswith(after_length)
+    bytes_before_length, bytes_after_length = _HTTP2_SETTINGS
+    return first_bytes.startswith(bytes_before_length) and first_bytes[3:].startswith(bytes_after_length)
 
 
 def peer_after_answer(known_peer: Peer, request_code: int, answer: Command) -> Peer:

@@ -31,7 +31,7 @@ from rocketmq_spark.options import paths
 # If the peer's machine confirms no bytes for this time, the connection is treated as broken. Without this limit, the operating
 # system would retry for a quarter of an hour. This limit works on Linux only; on other systems, ``STALL_S`` of ``connection``
 # applies.
-UNCONFIRMED_S = 15.0
+MAX_UNCONFIRMED_S = 15.0
 # The message of an error begins with this text if there is no TCP connection.
 CANNOT_CONNECT = "cannot connect"
 
@@ -47,15 +47,15 @@ class DropUnsent(enum.Enum):
 
 
 class UndeliveredPolicy(NamedTuple):
-    """Unsent bytes are dropped if the peer's machine has confirmed no bytes for ``unconfirmed_s`` seconds. ``drop_unsent`` says
-    when they are also dropped at the close of the connection.
+    """Unsent bytes are dropped if the peer's machine has confirmed no bytes for ``max_unconfirmed_s`` seconds. ``drop_unsent``
+    says when they are also dropped at the close of the connection.
     """
 
-    unconfirmed_s: float = UNCONFIRMED_S
+    max_unconfirmed_s: float = MAX_UNCONFIRMED_S
     drop_unsent: DropUnsent = DropUnsent.NEVER
 
 
-DEFAULT_UNDELIVERED = UndeliveredPolicy()
+DEFAULT_UNDELIVERED_POLICY = UndeliveredPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def connect(
     address: str,
     deadline: Deadline,
     tls: TlsSettings | None,
-    undelivered_policy: UndeliveredPolicy = DEFAULT_UNDELIVERED,
+    undelivered_policy: UndeliveredPolicy = DEFAULT_UNDELIVERED_POLICY,
 ) -> socket.socket:
     """Return a connected blocking socket, encrypted if ``tls`` is given.
 
@@ -177,7 +177,9 @@ def connect(
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * undelivered_policy.unconfirmed_s))
+            sock.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * undelivered_policy.max_unconfirmed_s)
+            )
         if undelivered_policy.drop_unsent is DropUnsent.ON_EXIT:
             _drop_unsent(sock)
         if context:
@@ -307,6 +309,7 @@ class SocketChannel:
         self._sock = sock
         self._lock = threading.Lock()
         self._unsent: deque[memoryview] = deque()
+        # The time since when the socket has accepted no bytes; None if it accepted the last bytes.
         self.blocked_since: float | None = None
 
     @property

@@ -51,8 +51,8 @@ from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.remoting.protocol import max_pushed_frame_bytes
 from rocketmq_spark.remoting.transport import (
-    DEFAULT_UNDELIVERED,
-    UNCONFIRMED_S,
+    DEFAULT_UNDELIVERED_POLICY,
+    MAX_UNCONFIRMED_S,
     DropUnsent,
     TlsSettings,
     UndeliveredPolicy,
@@ -215,15 +215,15 @@ def _connect_options(options: Options) -> ConnectOptions:
         at_name_server,
         _undelivered_policy(options),
         _allows_plain_text(options),
-        max_pushed := max_pushed_frame_bytes(options.max_message_size),
+        max_pushed_bytes := max_pushed_frame_bytes(options.max_message_size),
         options.max_connections,
-        waiting_budget=Budget(max(MAX_WAITING_BYTES, 4 * max_pushed)),
+        waiting_budget=Budget(max(MAX_WAITING_BYTES, 4 * max_pushed_bytes)),
     )
 
 
 def _allows_plain_text(options: Options) -> bool:
     """Whether ``tls=false`` is given, and not just the default."""
-    return "tls" in options.given and not options.tls
+    return "tls" in options.given_fields and not options.tls
 
 
 def _address_map(options: Options) -> tuple[tuple[tuple[str, str], ...], bool]:
@@ -240,9 +240,9 @@ def _undelivered_policy(options: Options) -> UndeliveredPolicy:
     """
     is_exactly_once = options.delivery_guarantee == "exactly-once"
     if not is_exactly_once and not options.confirm_ambiguous:
-        return DEFAULT_UNDELIVERED
-    unconfirmed_s = min(UNCONFIRMED_S, max(0.1, options.exactly_once_settle - 1.0))
-    return UndeliveredPolicy(unconfirmed_s, DropUnsent.ON_EXIT if is_exactly_once else DropUnsent.ON_CLOSE)
+        return DEFAULT_UNDELIVERED_POLICY
+    max_unconfirmed_s = min(MAX_UNCONFIRMED_S, max(0.1, options.exactly_once_settle - 1.0))
+    return UndeliveredPolicy(max_unconfirmed_s, DropUnsent.ON_EXIT if is_exactly_once else DropUnsent.ON_CLOSE)
 
 
 def _tls(options: Options) -> TlsSettings | None:

@@ -52,22 +52,22 @@ class Consumer(group_consumer.BaseConsumer):
     def __init__(
         self, name_server: str | None = None, group: str | None = None, **options: Unpack[ConsumerOptions]
     ) -> None:
-        parsed = parse_options("consumer", name_server, group, options)
-        if "group" not in parsed.given:
+        parsed_options = parse_options("consumer", name_server, group, options)
+        if "group" not in parsed_options.given_fields:
             raise OptionError("option 'group' is required: name the consumer group")
-        settings = ConsumerSettings.from_options(parsed, scope_of(parsed).name_on_wire)
+        settings = ConsumerSettings.from_options(parsed_options, scope_of(parsed_options).name_on_wire)
         if settings.uses_pop:
-            super().__init__(pop_member(parsed), settings)
+            super().__init__(pop_member(parsed_options), settings)
         else:
             group = settings.group
             tools = ConsumerTools(
-                backlog_reader=_backlog_reader(parsed, group),
-                replier=_replier(parsed, group),
-                make_traces=partial(_listener_traces, parsed, group),
+                backlog_reader=_backlog_reader(parsed_options, group),
+                replier=_replier(parsed_options, group),
+                make_traces=partial(_listener_traces, parsed_options, group),
                 rows_decoder=_rows_decoder(settings) if settings.arrow else None,
             )
-            super().__init__(member(parsed), settings, tools)
-        if telemetry := instrumentation(parsed, self.client_id):
+            super().__init__(member(parsed_options), settings, tools)
+        if telemetry := instrumentation(parsed_options, self.client_id):
             telemetry.instrument_consumer(self, "_new_running")
 
 
@@ -88,14 +88,19 @@ class PullConsumer(pull.BasePullConsumer):
     def __init__(
         self, name_server: str | None = None, group: str | None = None, **options: Unpack[PullConsumerOptions]
     ) -> None:
-        parsed = parse_options("pull consumer", name_server, group, options)
-        if "group" not in parsed.given:
+        parsed_options = parse_options("pull consumer", name_server, group, options)
+        if "group" not in parsed_options.given_fields:
             raise OptionError("option 'group' is required: name the consumer group")
-        settings = ConsumerSettings.from_options(parsed, scope_of(parsed).name_on_wire)
-        super().__init__(member(parsed), settings, _arrow_batch, backlog_reader=_backlog_reader(parsed, settings.group))
-        if telemetry := instrumentation(parsed, self.client_id):
+        settings = ConsumerSettings.from_options(parsed_options, scope_of(parsed_options).name_on_wire)
+        super().__init__(
+            member(parsed_options),
+            settings,
+            _arrow_batch,
+            backlog_reader=_backlog_reader(parsed_options, settings.group),
+        )
+        if telemetry := instrumentation(parsed_options, self.client_id):
             telemetry.instrument_receives(self, "_poll", itemgetter(0))
-        self._close_when_dropped(f"the pull consumer of group {parsed.group!r}")
+        self._close_when_dropped(f"the pull consumer of group {parsed_options.group!r}")
 
 
 class SimpleConsumer(simple.BaseSimpleConsumer):
@@ -116,15 +121,15 @@ class SimpleConsumer(simple.BaseSimpleConsumer):
         self, name_server: str | None = None, group: str | None = None, **options: Unpack[SimpleConsumerOptions]
     ) -> None:
         options.setdefault("transport", transport.GRPC)
-        parsed = parse_options("simple consumer", name_server, group, options)
-        if parsed.transport != transport.GRPC:
+        parsed_options = parse_options("simple consumer", name_server, group, options)
+        if parsed_options.transport != transport.GRPC:
             raise OptionError("option 'transport' of a SimpleConsumer must be 'grpc', because it connects to a Proxy")
-        if "group" not in parsed.given:
+        if "group" not in parsed_options.given_fields:
             raise OptionError("option 'group' is required: name the consumer group")
-        super().__init__(pop_member(parsed), parsed.group, parsed.request_timeout)
-        if telemetry := instrumentation(parsed, self.client_id):
+        super().__init__(pop_member(parsed_options), parsed_options.group, parsed_options.request_timeout)
+        if telemetry := instrumentation(parsed_options, self.client_id):
             telemetry.instrument_receives(self, "receive")
-        self._close_when_dropped(f"the simple consumer of group {parsed.group!r}")
+        self._close_when_dropped(f"the simple consumer of group {parsed_options.group!r}")
 
 
 def _listener_traces(options: Options, group: str) -> ListenerTraces | None:
@@ -146,8 +151,8 @@ def _arrow_batch(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
     }
     answers = (((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts)
     try:
-        batch, has_all = batch_of_answers(answers, skip_counts)
-        return batch, None if has_all else _offset_after(parts[0], batch.num_rows)
+        batch, is_complete = batch_of_answers(answers, skip_counts)
+        return batch, None if is_complete else _offset_after(parts[0], batch.num_rows)
     except DecodeError as e:
         e.remedy = "poll() returns the message undecoded, and continues after it"
         raise
@@ -164,12 +169,12 @@ def _rows_decoder(settings: ConsumerSettings) -> RowsDecoder:
 
     def decode_answers(parts: Sequence[FetchedPart]) -> Any:
         try:
-            batch, has_all = batch_of_answers(
+            batch, is_complete = batch_of_answers(
                 ((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts
             )
         except DecodeError:
             return None
-        return batch if has_all else None
+        return batch if is_complete else None
 
     # For its first array, pyarrow imports pandas, which takes a second. The first call of the listener must not wait for this
     # import.
@@ -198,10 +203,10 @@ def _replier(options: Options, group: str) -> Replier | None:
         return None
     owner = OwnerProcess("consumer")
 
-    def reply(to: ReceivedMessage, body: bytes, properties: Mapping[str, str] | None) -> None:
+    def reply(request: ReceivedMessage, body: bytes, properties: Mapping[str, str] | None) -> None:
         owner.check(False)
-        answer = Message(to.topic, body, properties=properties)
-        replies_port.reply(to, answer, group, Deadline.after(options.request_timeout))
+        answer = Message(request.topic, body, properties=properties)
+        replies_port.reply(request, answer, group, Deadline.after(options.request_timeout))
 
     return reply
 
@@ -221,8 +226,8 @@ def _backlog_reader(options: Options, group: str) -> BacklogReader | None:
         return partial(PlainRead, replace(puller(options, "hint"), group=group))
 
     def decode_messages(
-        queue: MessageQueue, start: int, end: int, stored: bytes | memoryview
+        queue: MessageQueue, start_offset: int, end_offset: int, stored: bytes | memoryview
     ) -> Iterable[ReceivedMessage]:
-        return requested_messages(PullRequest(group, queue, start), stored, scope, end)
+        return requested_messages(PullRequest(group, queue, start_offset), stored, scope, end_offset)
 
     return BacklogReader(lambda ranges, offsets, size: read_opener()(ranges, offsets, size), decode_messages)

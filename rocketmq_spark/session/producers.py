@@ -50,24 +50,24 @@ class Producer(BulkProducer):
         transaction_check: TransactionCheck | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
-        parsed = parse_options("producer", name_server, group, options)
-        if "group" not in parsed.given:
+        parsed_options = parse_options("producer", name_server, group, options)
+        if "group" not in parsed_options.given_fields:
             raise OptionError("option 'group' is required: name the producer group")
-        settings, spool_settings = ProducerSettings.of(parsed), SpoolSettings.of(parsed)
-        stored_ids, send_spool = _stored_ids(parsed), None
-        sender_, self._traces = _traced_sender(parsed)
+        settings, spool_settings = ProducerSettings.of(parsed_options), SpoolSettings.of(parsed_options)
+        stored_ids, send_spool = _stored_ids(parsed_options), None
+        sender_, self._traces = _traced_sender(parsed_options)
         try:
             if spool_settings is not None:
                 send_spool = open_send_spool(
-                    open_store(spool_settings.folder, parsed, spool_settings), sender_, settings
+                    open_store(spool_settings.folder, parsed_options, spool_settings), sender_, settings
                 )
-            get_row_encoder = functools.partial(row_encoder, parsed)
+            get_row_encoder = functools.partial(row_encoder, parsed_options)
             super().__init__(
                 sender_,
                 settings,
                 transaction_check,
-                replies(parsed),
-                options=parsed,
+                replies(parsed_options),
+                options=parsed_options,
                 row_encoder=get_row_encoder,
                 spool=send_spool,
                 stored_ids=stored_ids,
@@ -78,9 +78,9 @@ class Producer(BulkProducer):
             if self._traces is not None:
                 self._traces.close(0)
             raise
-        if telemetry := instrumentation(parsed, self.client_id):
+        if telemetry := instrumentation(parsed_options, self.client_id):
             telemetry.instrument_producer(self)
-        self._close_when_dropped(f"the producer of group {parsed.group!r}")
+        self._close_when_dropped(f"the producer of group {parsed_options.group!r}")
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Stop accepting messages, wait for pending replies and sends, and close the producer.
@@ -121,7 +121,7 @@ def _stored_ids(options: Options) -> StoredIds | None:
     'confirmAmbiguous'.
     """
     if not options.confirm_ambiguous:
-        if "exactly_once_settle" in options.given:
+        if "exactly_once_settle" in options.given_fields:
             raise OptionError("option 'exactlyOnceSettle' has no effect without 'confirmAmbiguous'")
         return None
     if not extras.is_installed("pyarrow"):

@@ -81,7 +81,7 @@ def option_problems(options: Options) -> list[str]:
         return [
             f"option {option_name(field)!r} has no effect without 'onSendFailure' spool"
             for field in _SPOOL_FIELDS
-            if field in options.given
+            if field in options.given_fields
         ]
     problems = []
     if options.spool_dir is None:
@@ -96,10 +96,12 @@ def option_problems(options: Options) -> list[str]:
 
 def owner_of(options: Options, purpose: str = "") -> SpoolOwner:
     """The owner of the records in a spool that is opened with these options."""
-    environment = f"environment {options.environment!r} ({options.environment_mode})" if options.environment else ""
-    if environment and options.environments is not None:
-        environment += f", of {layout_text(options.environments)}"
-    return SpoolOwner(tuple(sorted(options.cluster)), options.namespace or "", environment, purpose)
+    environment_text = (
+        f"environment {options.environment!r} ({options.environment_mode})" if options.environment else ""
+    )
+    if environment_text and options.environments is not None:
+        environment_text += f", of {layout_text(options.environments)}"
+    return SpoolOwner(tuple(sorted(options.cluster)), options.namespace or "", environment_text, purpose)
 
 
 _PAGE_RECORDS, _PAGE_BYTES = (
@@ -176,9 +178,13 @@ def _adoptable_spools(folder: Path) -> list[Path]:
 
 
 def _warn_of_foreign_spools(path: Path, reason: object, count: int = 1) -> None:
-    more = f", as are {count - 1} more of that user in this folder" if count > 1 else ""
+    more_text = f", as are {count - 1} more of that user in this folder" if count > 1 else ""
     logger.warning(
-        "the spool in %s is left alone%s: %s. If no process uses it, %s", path, more, reason, copy_instruction(path)
+        "the spool in %s is left alone%s: %s. If no process uses it, %s",
+        path,
+        more_text,
+        reason,
+        copy_instruction(path),
     )
 
 
@@ -236,7 +242,7 @@ def adopt_records(folder: Path, target_store: Store, make_store: Callable[[Path]
         try:
             store = _open_abandoned_store(folder, path, make_store)
             try:
-                for count in _move_records(store, target_store, max(0, store.totals.last_ms - now_ms)):
+                for count in _move_records(store, target_store, max(0, store.totals.last_recorded_ms - now_ms)):
                     moved_count += count
                 is_empty = store.totals.all_bytes == 0
             finally:
@@ -299,15 +305,15 @@ def _move_records(store: Store, target_store: Store, clock_ahead_ms: int) -> Ite
     while store.next_due_ms() is not None:  # unreadable records become dead letters, so a page may be empty
         page = store.take(_FAR_FUTURE_MS, _PAGE_RECORDS, _PAGE_BYTES, _page_predicate())
         notes = {name: value for name, value in store.notes().items() if value}  # an empty note counts as deleted
-        records_and_due_times, states = [], []
+        records_and_due_times, record_states = [], []
         for leased in page:
             due_ms = max(0, leased.due.due_ms - clock_ahead_ms)
             records_and_due_times += [
                 (leased.record, due_ms),
                 *((follower.record, due_ms) for follower in leased.followers),
             ]
-            states += [leased.state, *(follower.state for follower in leased.followers)]
-        target_store.add(records_and_due_times, notes, states)
+            record_states += [leased.state, *(follower.state for follower in leased.followers)]
+        target_store.add(records_and_due_times, notes, record_states)
         store.settle([(leased, Done()) for leased in page], 0)
         yield len(records_and_due_times)
 
@@ -388,7 +394,7 @@ def _parse_queues_note(name: bytes, value: bytes, path: Path) -> tuple[str, tupl
 def _check_noted_queues(store: Store, noted_queues: _QueuesByTopic, environment: Environment) -> None:
     """Raise ``SpoolError`` if a queue in the store's notes does not belong to ``environment``."""
     for topic, queues in noted_queues.items():
-        if tuple(environment.owned(queues, may_be_empty=(topic,))) != queues:
+        if tuple(environment.owned(queues, possibly_empty_topics=(topic,))) != queues:
             raise SpoolError(
                 f"the records in {store.path} are for {', '.join(map(str, queues))}; their environment "
                 "had these queues by its number, but option 'environments' gives other queues to environment "
@@ -444,7 +450,7 @@ def open_send_spool(
             resender.pin_queues(_noted_queues(store))
         elif environment is not None:
             policy = policy._replace(
-                notes=functools.partial(_queues_notes, queues_of_environment(sender_, environment))
+                notes_of_sends=functools.partial(_queues_notes, queues_of_environment(sender_, environment))
             )
         return SendSpool(store, resender, Timer(timer_name), clock, policy=policy)
     except BaseException:
@@ -489,7 +495,7 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
 # Modules that ``open_drainer`` and the sender import on first use.
 _LAZY_IMPORTS = ("encodings.idna", "pyarrow", "rocketmq_spark.producer.resender", "rocketmq_spark.spool.spool")
-_PREPARATION_TIMEOUT_S = 5.0
+_PRELOAD_TIMEOUT_S = 5.0
 
 
 def preload(options: Options, paths: Sequence[Path]) -> None:
@@ -499,13 +505,13 @@ def preload(options: Options, paths: Sequence[Path]) -> None:
     A request to the name server makes the client read the files; the answer is ignored. Raises ``OptionError`` if a file cannot
     be used.
     """
-    if os.geteuid() != folders.ROOT or not any(map(folders.foreign_file, paths)):
+    if os.geteuid() != folders.ROOT_ID or not any(map(folders.foreign_file, paths)):
         return
     for module in _LAZY_IMPORTS:
         with contextlib.suppress(ImportError):  # the module is optional; a later import reports the error
             importlib.import_module(module)
     try:
-        sender(options).publish_queues(AUTO_CREATE_TOPIC, Deadline.after(_PREPARATION_TIMEOUT_S))
+        sender(options).publish_queues(AUTO_CREATE_TOPIC, Deadline.after(_PRELOAD_TIMEOUT_S))
     except OptionError:
         raise
     except RocketMQError as e:

@@ -66,12 +66,12 @@ def _option_problems(options: Options) -> Iterator[str]:
         yield "option 'confirmAmbiguous' is true, but 'onSendFailure' is 'spool': spooled messages are sent later, unchecked"
     if options.require_store_ok == "ok":
         yield "option 'confirmAmbiguous' is true, but 'requireStoreOk' is 'ok': stored messages without a flush are sent again"
-    settle_s, send_s = options.exactly_once_settle, options.send_timeout
+    settle_s, send_timeout_s = options.exactly_once_settle, options.send_timeout
     if settle_s <= MAX_GAP_S:
         yield f"option 'exactlyOnceSettle' is {settle_s:g} s; expected more than {MAX_GAP_S:g} s, for which a broker may hang"
-    needed_s = options.request_timeout + settle_s
-    if send_s <= needed_s:
+    min_send_timeout_s = options.request_timeout + settle_s
+    if send_timeout_s <= min_send_timeout_s:
         yield (
-            f"option 'sendTimeout' is {send_s:g} s; with 'confirmAmbiguous' expected more than {needed_s:g} s, for one attempt "
-            "('requestTimeout') and a scan of stored ids ('exactlyOnceSettle')"
+            f"option 'sendTimeout' is {send_timeout_s:g} s; with 'confirmAmbiguous' expected more than "
+            f"{min_send_timeout_s:g} s, for one attempt ('requestTimeout') and a scan of stored ids ('exactlyOnceSettle')"
         )

@@ -47,11 +47,11 @@ logger = logging.getLogger(__name__)
 _SCOPE_NAME, _MESSAGE_ID_ATTRIBUTE = "rocketmq_spark", "messaging.message.id"
 # The spans of asynchronous sends end on a separate thread, because an exporter may block. At most this many spans wait for this
 # thread.
-_END_KEY, MAX_WAITING_ENDS = "spans", 10_000
+_END_EXECUTOR_KEY, MAX_WAITING_SPANS = "spans", 10_000
 END_SPANS_TIMEOUT_S = 1.0  # how long ``flush`` and ``close`` wait for the ends of spans
 LOG_PERIOD_S = 60.0  # the minimum time between two warnings of lost spans
 _STATUS_LABELS = {True: {"invocation_status": "success"}, False: {"invocation_status": "failure"}}
-MAX_PROPERTIES, MAX_PROPERTY_BYTES = 128, 16_384  # a Proxy's default limits for the user properties of a message
+MAX_PROPERTIES, MAX_PROPERTIES_BYTES = 128, 16_384  # a Proxy's default limits for the user properties of a message
 Attributes = dict[str, Any]
 
 
@@ -94,12 +94,16 @@ class Instrumentation:
         self._common_attributes: Attributes = {"messaging.system": "rocketmq", "messaging.client.id": client_id}
         if namespace:
             self._common_attributes["messaging.rocketmq.namespace"] = namespace
-        histogram = self._meter.create_histogram
-        self._end_executor, self._loss_log_limit = KeyedExecutor(MAX_WAITING_ENDS), RateLimit(LOG_PERIOD_S)
+        create_histogram = self._meter.create_histogram
+        self._end_executor, self._loss_log_limit = KeyedExecutor(MAX_WAITING_SPANS), RateLimit(LOG_PERIOD_S)
         self._owner = OwnerProcess("producer")
-        self._send_cost_time = histogram("rocketmq_send_cost_time", "ms", "Duration of a send with all its attempts")
-        self._delivery_latency = histogram("rocketmq_delivery_latency", "ms", "From the broker's store to the consumer")
-        self._process_time = histogram("rocketmq_process_time", "ms", "Duration of a listener's call")
+        self._send_cost_time = create_histogram(
+            "rocketmq_send_cost_time", "ms", "Duration of a send with all its attempts"
+        )
+        self._delivery_latency = create_histogram(
+            "rocketmq_delivery_latency", "ms", "From the broker's store to the consumer"
+        )
+        self._process_time = create_histogram("rocketmq_process_time", "ms", "Duration of a listener's call")
 
     def instrument_producer(self, producer: Any) -> None:
         """Wrap the methods that send."""
@@ -120,7 +124,7 @@ class Instrumentation:
                 return method(*args, **kwargs)
             finally:
                 if self._owner.is_current:  # in a fork, the lock may stay locked if a thread of the parent held it
-                    self._end_executor.wait(_END_KEY, END_SPANS_TIMEOUT_S)
+                    self._end_executor.wait(_END_EXECUTOR_KEY, END_SPANS_TIMEOUT_S)
 
         return call_and_wait
 
@@ -171,7 +175,7 @@ class Instrumentation:
         """Run ``end_span`` on another thread, because this thread may read answers. If too many ends wait, the span is
         dropped.
         """
-        outcome = capture(self._end_executor.run, _END_KEY, end_span)
+        outcome = capture(self._end_executor.run, _END_EXECUTOR_KEY, end_span)
         if isinstance(outcome, Failure) and self._loss_log_limit.due():
             logger.warning("spans of sends are lost: an exporter is slow, or no thread can be started: %s", outcome)
 
@@ -234,8 +238,8 @@ class Instrumentation:
     ) -> tuple[Span, Context]:
         """Start the span of a listener's call: in the trace of a single message, or linked to the traces of several messages."""
         topic = messages[0].topic
-        origins = _contexts_of(messages)
-        parent, links = (origins[0], []) if len(messages) == 1 else (Context(), _links(origins))
+        message_contexts = _contexts_of(messages)
+        parent, links = (message_contexts[0], []) if len(messages) == 1 else (Context(), _links(message_contexts))
         attributes = {
             **self._group_attributes("process", topic),
             **consumer_attributes,
@@ -367,17 +371,18 @@ def _with_span_context(span: Span, messages: Sequence[Message], uses_proxy: bool
         for name, value in carrier.items()
         if _is_property_text(name) and _is_property_text(value) and not is_reserved(name)
     }
-    traced = [replace(message, properties={**(message.properties or {}), **fields}) for message in messages]
+    traced_messages = [replace(message, properties={**(message.properties or {}), **fields}) for message in messages]
     return (
-        traced
-        if fields and (not uses_proxy or all(_fits_proxy(traced_message.properties or {}) for traced_message in traced))
+        traced_messages
+        if fields
+        and (not uses_proxy or all(_fits_proxy(traced_message.properties or {}) for traced_message in traced_messages))
         else None
     )
 
 
 def _fits_proxy(properties: Mapping[str, str]) -> bool:
     size = sum(len(name.encode()) + len((value or "").encode()) for name, value in properties.items())
-    return len(properties) <= MAX_PROPERTIES and size <= MAX_PROPERTY_BYTES
+    return len(properties) <= MAX_PROPERTIES and size <= MAX_PROPERTIES_BYTES
 
 
 def _is_property_text(text: object) -> bool:
@@ -390,15 +395,15 @@ def _are_all_done(outcome: object, context: Any, count: int) -> bool:
     return judge_concurrent_outcome(outcome, context, count).done_count == count
 
 
-def _end_send_span(span: Span, outcome: object, at_ns: int) -> None:
+def _end_send_span(span: Span, outcome: object, ended_ns: int) -> None:
     if isinstance(outcome, SendResult):
         span.set_attribute(_MESSAGE_ID_ATTRIBUTE, outcome.msg_id)
         if outcome.queue is not None:
             span.set_attribute("messaging.destination.partition.id", str(outcome.queue.queue_id))
-    _end_span(span, outcome, at_ns)
+    _end_span(span, outcome, ended_ns)
 
 
-def _end_span(span: Span, failure: object, at_ns: int | None = None) -> None:
+def _end_span(span: Span, failure: object, ended_ns: int | None = None) -> None:
     """End a span. ``failure`` is an exception, a ``Failure`` or a sentence; another value, such as None, means success."""
     error = failure.error if isinstance(failure, Failure) else failure
     try:
@@ -410,7 +415,7 @@ def _end_span(span: Span, failure: object, at_ns: int | None = None) -> None:
             span.set_attribute("error.type", "not_done")
             span.set_status(Status(StatusCode.ERROR, error))
     finally:
-        span.end(at_ns)
+        span.end(ended_ns)
 
 
 def _outcome(future: Future[Any]) -> object:
@@ -426,9 +431,9 @@ def _contexts_of(messages: Iterable[ReceivedMessage]) -> list[Context]:
     return [propagate.extract(message.properties, Context()) for message in messages]
 
 
-def _links(origins: Iterable[Context]) -> list[Link]:
-    spans = [trace.get_current_span(origin).get_span_context() for origin in origins]
-    return [Link(span) for span in spans if span.is_valid]
+def _links(message_contexts: Iterable[Context]) -> list[Link]:
+    span_contexts = [trace.get_current_span(message_context).get_span_context() for message_context in message_contexts]
+    return [Link(span) for span in span_contexts if span.is_valid]
 
 
 def _sent_attributes(messages: Sequence[Message]) -> Attributes:
@@ -436,12 +441,12 @@ def _sent_attributes(messages: Sequence[Message]) -> Attributes:
 
 
 def _received_attributes(messages: Sequence[ReceivedMessage]) -> Attributes:
-    group = messages[0].properties.get(Property.SHARDING_KEY)
+    message_group = messages[0].properties.get(Property.SHARDING_KEY)
     return _batch_attributes(
         messages,
         lambda message: {
             _MESSAGE_ID_ATTRIBUTE: message.msg_id or "",
-            **_message_attributes(message.tags, message.keys, group),
+            **_message_attributes(message.tags, message.keys, message_group),
         },
     )
 
@@ -453,6 +458,6 @@ def _batch_attributes(messages: Sequence[Any], attributes_of: Callable[[Any], At
     return {"messaging.message.body.size": sum(len(message.body) for message in messages), **further_attributes}
 
 
-def _message_attributes(tag: str | None, keys: Sequence[str] | None, group: str | None) -> Attributes:
-    values = {"tag": tag, "keys": list(keys or ()), "group": group}
+def _message_attributes(tag: str | None, keys: Sequence[str] | None, message_group: str | None) -> Attributes:
+    values = {"tag": tag, "keys": list(keys or ()), "group": message_group}
     return {f"messaging.rocketmq.message.{name}": value for name, value in values.items() if value}

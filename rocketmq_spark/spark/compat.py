@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _API = "pyspark.sql.datasource"
 _STREAMING_API = "pyspark.sql.streaming.datasource"
-CLASSES = {
+MODULE_BY_CLASS = {
     **dict.fromkeys(("DataSource", "DataSourceReader", "DataSourceStreamReader", "InputPartition"), _API),
     **dict.fromkeys(("DataSourceArrowWriter", "DataSourceStreamWriter", "DataSourceStreamArrowWriter"), _API),
     "WriterCommitMessage": _API,
@@ -54,7 +54,7 @@ CLASSES = {
 
 
 def _load_class(name: str) -> type | None:
-    module = CLASSES[name]
+    module = MODULE_BY_CLASS[name]
     try:
         class_: type | None = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as e:
@@ -64,7 +64,7 @@ def _load_class(name: str) -> type | None:
     return class_
 
 
-_classes_by_name = {name: _load_class(name) for name in CLASSES}
+_classes_by_name = {name: _load_class(name) for name in MODULE_BY_CLASS}
 _stream_writer, _arrow_writer = _classes_by_name["DataSourceStreamWriter"], _classes_by_name["DataSourceArrowWriter"]
 if _classes_by_name["DataSourceStreamArrowWriter"] is None and _stream_writer is not None and _arrow_writer is not None:
     # PySpark 4.0 lacks this class, but passes Arrow batches to every DataSourceArrowWriter, also to the writer of a stream.
@@ -91,7 +91,7 @@ globals().update({name: loaded_class or _stand_in(name) for name, loaded_class i
 
 
 def has_class(name: str) -> bool:
-    """Whether this PySpark has the class ``name`` of ``CLASSES``, or other classes with the same effect."""
+    """Whether this PySpark has the class ``name`` of ``MODULE_BY_CLASS``, or other classes with the same effect."""
     return _classes_by_name[name] is not None
 
 
@@ -99,7 +99,7 @@ def require_classes(use: str, *names: str) -> None:
     """Raises ``OptionError`` if this PySpark lacks one of the classes ``names``. ``use`` is the name of the feature that needs
     these classes, such as "register".
     """
-    missing_classes = [f"{CLASSES[name]}.{name}" for name in names if not has_class(name)]
+    missing_classes = [f"{MODULE_BY_CLASS[name]}.{name}" for name in names if not has_class(name)]
     if missing_classes:
         raise OptionError(
             f"{use} needs {' and '.join(missing_classes)}, which the installed PySpark ({pyspark.__version__}) does not have",

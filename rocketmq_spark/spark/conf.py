@@ -43,24 +43,24 @@ def low_latency_conf() -> dict[str, Any]:
     """
     manager = _checkpoint_manager()
     return {
-        **_unix_sockets(),
+        **_unix_socket_settings(),
         "spark.sql.execution.python.udf.buffer.size": "1048576",
         **({"spark.sql.streaming.checkpointFileManagerClass": manager} if manager else {}),
         "spark.sql.adaptive.enabled": "false",
     }
 
 
-def _unix_sockets() -> dict[str, str]:
+def _unix_socket_settings() -> dict[str, str]:
     from rocketmq_spark.base import folders  # imported here: only few drivers call this function
 
-    if not folders.new_files_are_open():
+    if not folders.others_may_write_new_files():
         return {_UNIX_SOCKETS: "true"}
     text = "%s is not set, because the umask %03o lets other users write to new files, also to Spark's sockets; use umask 022"
     logger.warning(text, _UNIX_SOCKETS, folders.creation_mask())
     return {}
 
 
-def private_sockets(folder: Path) -> dict[str, str]:
+def private_socket_settings(folder: Path) -> dict[str, str]:
     """Return settings with which Spark creates its Unix sockets in ``folder``; no settings if the path is too long for a socket.
     Only this user may have access to the folder, and it must exist on all machines of the session.
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rocketmq_spark.options.typed import SourceOptions
 
-_FORMAT = 'read with spark.read.format("rocketmq")'
+_ALTERNATIVE = 'read with spark.read.format("rocketmq")'
 
 
 def read_rocketmq(
@@ -64,7 +64,7 @@ def read_rocketmq(
     if context is None:
         raise OptionError(
             "read_rocketmq needs a SparkContext, which this session does not have (Spark Connect, shared clusters)",
-            remedy=f"There, {_FORMAT}",
+            remedy=f"There, {_ALTERNATIVE}",
         )
     partitions = RocketMQReader(checked_options, columns).partitions()
     pickled_partitions = [(bytearray(pickle.dumps(partition)),) for partition in partitions]
@@ -72,7 +72,7 @@ def read_rocketmq(
     # because it gets the schema.
     rows: Any = context.parallelize(pickled_partitions, len(pickled_partitions)) if pickled_partitions else []
     tasks = spark.createDataFrame(rows, "task binary")
-    return map_in_arrow(tasks, functools.partial(_read, checked_options, columns), ddl(columns), _FORMAT)
+    return map_in_arrow(tasks, functools.partial(_read, checked_options, columns), ddl(columns), _ALTERNATIVE)
 
 
 def _read(options: Options, columns: tuple[Column, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -38,10 +38,10 @@ def check(options_of_spark: Mapping[str, str], kind: str) -> None:
     for name in ("path", "paths"):
         if name in options_of_spark:
             raise _unexpected_path(name, options_of_spark[name], kind)
-    misplaced = [name for name in _PROGRESS_OPTIONS if name in options_of_spark]
-    if misplaced and kind != "stream sink":
+    progress_options = [name for name in _PROGRESS_OPTIONS if name in options_of_spark]
+    if progress_options and kind != "stream sink":
         raise OptionError(
-            f"option {misplaced[0]!r} does not belong to a {kind}; it is for: stream sink",
+            f"option {progress_options[0]!r} does not belong to a {kind}; it is for: stream sink",
             remedy="Set it on the writeStream of the query",
         )
 

@@ -70,7 +70,7 @@ class AtomicChange:
         totals.next_sequence += 1
         totals.depth += 1
         totals.size += len(data)
-        totals.last_ms = max(totals.last_ms, record.stored_ms)
+        totals.last_recorded_ms = max(totals.last_recorded_ms, record.stored_ms)
         self.puts.append((record_key(RECORD, sequence), data))
         if record.lane:
             self.puts.append((lane_key(record.lane, sequence), state.encode() if state.tries else b""))
@@ -95,7 +95,7 @@ class AtomicChange:
         """
         due = Due(max(due.due_ms, record.original_due_ms or 0), due.sequence)
         self.remove_pending(pending)
-        self.add_pending(record.pending_key(due, failed=True), state.encode())
+        self.add_pending(record.pending_key(due, has_failed=True), state.encode())
         self.mark(record, due)
 
     def make_due(self, pending: PendingKey, now_ms: int, state: bytes, data: bytes | None) -> None:
@@ -144,16 +144,16 @@ class AtomicChange:
             self.puts.append((record_key(RECORD, sequence), data_without_mark))
             self.totals.size += len(data_without_mark) - len(data or b"")
 
-    def rewrite(self, sequence: int, record: Record, size: int) -> int:
-        """Replace the record with this sequence. The old record has ``size`` bytes. Returns the size of the new record."""
+    def rewrite(self, sequence: int, record: Record, old_size: int) -> int:
+        """Replace the record with this sequence. The old record has ``old_size`` bytes. Returns the size of the new record."""
         data = record.encode()
         self.puts.append((record_key(RECORD, sequence), data))
-        self.totals.size += len(data) - size
+        self.totals.size += len(data) - old_size
         return len(data)
 
-    def replace(self, pending: PendingKey, record: Record, size: int, new_key: PendingKey, state: bytes) -> None:
-        """Replace a pending record of ``size`` bytes by ``record``, which is pending at ``new_key``."""
-        self.rewrite(new_key.due.sequence, record, size)
+    def replace(self, pending: PendingKey, record: Record, old_size: int, new_key: PendingKey, state: bytes) -> None:
+        """Replace a pending record of ``old_size`` bytes by ``record``, which is pending at ``new_key``."""
+        self.rewrite(new_key.due.sequence, record, old_size)
         self.remove_pending(pending)
         self.add_pending(new_key, state)
         self.mark(record, new_key.due)
@@ -164,15 +164,15 @@ class AtomicChange:
         self.totals.depth -= 1
         self.totals.size -= size
 
-    def add_dead(self, sequence: int, size: int, state: RecordState, is_new: bool = True) -> None:
-        """Give a record up: it keeps its sequence, and is listed as dead. ``is_new`` is False if ``give_ups`` already counts the
-        record.
+    def add_dead(self, sequence: int, size: int, state: RecordState, is_new_give_up: bool = True) -> None:
+        """Give a record up: it keeps its sequence, and is listed as dead. ``is_new_give_up`` is False if ``give_ups`` already
+        counts the record.
         """
         self.puts.append((record_key(DEAD, sequence), state.encode()))
         totals = self.totals
         totals.depth, totals.size = totals.depth - 1, totals.size - size
         totals.dead, totals.dead_bytes = totals.dead + 1, totals.dead_bytes + size
-        totals.give_ups += is_new
+        totals.give_ups += is_new_give_up
 
     def revive(self, sequence: int, record: Record, size: int, target: str) -> None:
         """Turn a dead record into a live record with this target. The caller makes the record pending. The record has no marks,

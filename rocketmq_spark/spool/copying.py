@@ -65,12 +65,12 @@ from rocketmq_spark.spool.spool import SEND_KIND, send_of
 logger = logging.getLogger(__name__)
 
 # The maximum size of a copied key, of a copied record, and of the value of any other copied entry.
-MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_SMALL_BYTES = 1 << 16, 64 << 20, 1 << 20
+MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_OTHER_VALUE_BYTES = 1 << 16, 64 << 20, 1 << 20
 # This number is added to the bytes of each entry, for the memory that ``derive`` and RocksDB need.
-ENTRY_BYTES = 512
+ENTRY_OVERHEAD_BYTES = 512
 # Measured values: ``derive``, and the write of its result, keep several copies of lanes, targets and marks in memory.
-_TEXT_COPIES, _MARK_BYTES = 4, 250
-_MAX_END_BYTES = 1 << 16
+_TEXT_COPIES, _MARK_OVERHEAD_BYTES = 4, 250
+_MAX_REPORT_BYTES = 1 << 16
 _PENDING_AREAS = (PENDING, UNINDEXED)
 _PORTION_ENTRIES, _PORTION_BYTES = 1000, 8 << 20
 _READ_BYTES = 1 << 18
@@ -108,8 +108,8 @@ class CopyLimits:
         self._bytes_left -= count
         if self._bytes_left < 0:
             raise SpoolError(
-                f"it has more than {self._max_bytes} bytes, where each entry counts {ENTRY_BYTES} bytes extra, and lanes, "
-                "targets and marks count several times, because copying keeps several copies of them in memory",
+                f"it has more than {self._max_bytes} bytes, where each entry counts {ENTRY_OVERHEAD_BYTES} bytes extra, and "
+                "lanes, targets and marks count several times, because copying keeps several copies of them in memory",
                 remedy="Raise --max-bytes if you expect that many bytes",
             )
 
@@ -118,16 +118,16 @@ class CopyResult(NamedTuple):
     """The numbers of waiting and of dead records in a copy, the number of entries that were not copied, by reason, whether the
     source is damaged, and warnings.
 
-    ``notes_left_out`` counts the notes of a delay node that were not copied. The notes say which messages the node has read, so a
-    node with these notes would skip messages that are not in the copy. Without notes, a node reads its queues again.
+    ``left_out_note_count`` counts the notes of a delay node that were not copied. The notes say which messages the node has
+    read, so a node with these notes would skip messages that are not in the copy. Without notes, a node reads its queues again.
     """
 
     waiting_count: int
     dead_count: int
-    left_out_by_reason: Mapping[str, int]
+    left_out_count_by_reason: Mapping[str, int]
     is_damaged: bool
     warnings: list[str]
-    notes_left_out: int = 0
+    left_out_note_count: int = 0
 
 
 @contextlib.contextmanager
@@ -177,9 +177,13 @@ def _rename_new(new_path: Path, copy: Path) -> None:
 
 
 def copy_spool(
-    path: Path, into: Path, limits: CopyLimits, reader: PythonCall | None = None, rules: CopyRules = NO_COPY_RULES
+    path: Path,
+    destination: Path,
+    limits: CopyLimits,
+    reader: PythonCall | None = None,
+    rules: CopyRules = NO_COPY_RULES,
 ) -> CopyResult:
-    """Copy the spool in ``path`` into a new database in the folder ``into``. Removes ``into`` if copying fails.
+    """Copy the spool in ``path`` into a new database in the folder ``destination``. Removes ``destination`` if copying fails.
 
     ``reader`` starts the process that reads, and ``rules`` has a function for each kind of records with marks. Raises
     ``SpoolError`` if the reader fails or exceeds the ``limits``.
@@ -188,20 +192,20 @@ def copy_spool(
     try:
         limits.check_deadline()  # earlier copies may have used up the time
         with (
-            contextlib.closing(Database(into)) as db,
+            contextlib.closing(Database(destination)) as db,
             _running_reader(path, reader or _reader_call(path), limits) as pipe,
         ):
             return _copy_entries(path, db, pipe, rules)
     except SpoolError as e:
-        shutil.rmtree(into, ignore_errors=True)
+        shutil.rmtree(destination, ignore_errors=True)
         raise SpoolError(f"the spool in {path} was not copied: {e.message}", remark=e.remark, remedy=e.remedy) from e
     except BaseException:
-        shutil.rmtree(into, ignore_errors=True)
+        shutil.rmtree(destination, ignore_errors=True)
         raise
 
 
 def _copy_entries(path: Path, db: Database, pipe: _Pipe, rules: CopyRules) -> CopyResult:
-    checker, space = EntryChecker(rules), FreeSpace(db.path, None)
+    checker, free_space = EntryChecker(rules), FreeSpace(db.path, None)
     portion: list[tuple[bytes, bytes]] = []
     size = 0
     for key, value in pipe.frames():
@@ -211,35 +215,36 @@ def _copy_entries(path: Path, db: Database, pipe: _Pipe, rules: CopyRules) -> Co
         portion.append(entry)
         size += len(key) + len(value or b"")
         if len(portion) >= _PORTION_ENTRIES or size >= _PORTION_BYTES:
-            _write_portion(db, portion, space)
+            _write_portion(db, portion, free_space)
             portion, size = [], 0
-    _write_portion(db, portion, space)
-    report, totals_before = (
+    _write_portion(db, portion, free_space)
+    report, source_totals = (
         pipe.report,
-        Totals(depth=checker.record_count, give_ups=checker.dead_count, last_ms=epoch_ms()),
+        Totals(depth=checker.record_count, give_ups=checker.dead_count, last_recorded_ms=epoch_ms()),
     )
     owner = checker.owner or (UNKNOWN_OWNER if report.is_damaged else SpoolOwner())
-    db.write([(TOTALS, totals_before.encode()), *((key, owner.encode()) for key in OWNER)])
+    db.write([(TOTALS, source_totals.encode()), *((key, owner.encode()) for key in OWNER)])
     migrate_keys(db, is_damaged=True)
-    derived = derive(db, SalvageResult(path, totals_are_exact=False) if report.is_damaged else None)
-    checker.count_states_without_record(derived.lost_sequences)
+    derive_result = derive(db, SalvageResult(path, totals_are_exact=False) if report.is_damaged else None)
+    checker.count_states_without_record(derive_result.lost_sequences)
     totals = stored_totals(db) or Totals()
     return CopyResult(
         totals.depth,
         totals.dead,
-        dict(checker.left_out_by_reason),
+        dict(checker.left_out_count_by_reason),
         report.is_damaged,
         report.warnings,
-        checker.notes_left_out,
+        checker.left_out_note_count,
     )
 
 
-def _write_portion(db: Database, portion: list[tuple[bytes, bytes]], space: FreeSpace) -> None:
-    if (problem := space.check(0, sum(len(key) + len(value) for key, value in portion))) is not None:
+def _write_portion(db: Database, portion: list[tuple[bytes, bytes]], free_space: FreeSpace) -> None:
+    if (problem := free_space.check(0, sum(len(key) + len(value) for key, value in portion))) is not None:
         raise problem
     db.write(portion)
 
 
+# The reasons for which entries are not copied, as ``left_out_count_by_reason`` has them.
 UNKNOWN_KIND = "of a kind that this release does not know"
 OUT_OF_ORDER = "twice, or out of order"
 TOO_LONG = "too long"
@@ -265,11 +270,11 @@ class EntryChecker:
     def __init__(self, rules: CopyRules = NO_COPY_RULES) -> None:
         self._rules = rules
         self._record_data = b""  # the last record, encoded for the copy
-        self.left_out_by_reason: Counter[str] = Counter()
+        self.left_out_count_by_reason: Counter[str] = Counter()
         self.record_count = self.dead_count = (
             0  # the numbers of records in the source, and of dead records that are copied
         )
-        self.notes_left_out = 0  # the number of notes that are not copied
+        self.left_out_note_count = 0  # the number of notes that are not copied
         self.owner: SpoolOwner | None = None
         # The memory that ``derive`` needs for the last record in addition to the record's entry.
         self.derived_bytes = 0
@@ -291,12 +296,13 @@ class EntryChecker:
         if area == RECORD:
             self.record_count += 1
         if reason is not None:
-            self.left_out_by_reason[reason] += 1
+            self.left_out_count_by_reason[reason] += 1
             if area == RECORD and len(key) == len(record_key(RECORD, 0)):
                 self._unreadable_sequences.add(sequence_of(key))
             return None
         if area == NOTE and not key.startswith(NOTE + LASTING_PREFIX):
-            self.notes_left_out += bool(value) and key != NOTE + TARGET_RULES_NOTE  # an empty note counts as deleted
+            # An empty note counts as deleted.
+            self.left_out_note_count += bool(value) and key != NOTE + TARGET_RULES_NOTE
             return None
         if area == RECORD:
             return key, self._record_data
@@ -310,12 +316,12 @@ class EntryChecker:
     def count_states_without_record(self, sequences: Iterable[int]) -> None:
         """Count the states that are not copied because their records are missing."""
         if count := len({*sequences} - self._unreadable_sequences):
-            self.left_out_by_reason[STATE_WITHOUT_RECORD] += count
+            self.left_out_count_by_reason[STATE_WITHOUT_RECORD] += count
 
     def _problem(self, area: bytes, key: bytes, value: bytes | None) -> str | None:
         if key <= self._last_key:
             return OUT_OF_ORDER
-        if value is None or (area != RECORD and len(value) > MAX_SMALL_BYTES):
+        if value is None or (area != RECORD and len(value) > MAX_OTHER_VALUE_BYTES):
             return TOO_LONG
         if area == RECORD:
             return self._record_problem(value) if _is_record_key(key) else UNREADABLE_RECORD
@@ -350,9 +356,9 @@ class EntryChecker:
         if max(record.stored_ms, record.original_due_ms or 0) >= NUMBER_LIMIT or not _is_usable_record(record):
             return UNREADABLE_RECORD
         # In memory, Python uses up to four bytes for a character.
-        target = len(record.target) if record.target.isascii() else 4 * len(record.target)
-        texts = target + len(record.lane) + sum(map(len, itertools.chain(*record.marks)))
-        self.derived_bytes = _TEXT_COPIES * texts + _MARK_BYTES * len(record.marks)
+        target_size = len(record.target) if record.target.isascii() else 4 * len(record.target)
+        text_size = target_size + len(record.lane) + sum(map(len, itertools.chain(*record.marks)))
+        self.derived_bytes = _TEXT_COPIES * text_size + _MARK_OVERHEAD_BYTES * len(record.marks)
         self._record_data = record.encode()
         return None
 
@@ -405,7 +411,7 @@ def _is_state(value: bytes) -> bool:
     except DecodeError:
         return False
     target = RecordState.legacy_target(value).encode()  # written by releases before 0.2
-    return len(state.encode()) + len(target) == len(value) and state.since_ms < NUMBER_LIMIT
+    return len(state.encode()) + len(target) == len(value) and state.state_since_ms < NUMBER_LIMIT
 
 
 class _ReaderReport(NamedTuple):
@@ -431,20 +437,20 @@ class _Pipe:
         after the last entry.
         """
         while True:
-            key_bytes, value_bytes = FRAME_HEADER.unpack(self._read(FRAME_HEADER.size))
-            if key_bytes == END_MARK:
-                self.report = self._parse_report(value_bytes)
+            key_size, value_size = FRAME_HEADER.unpack(self._read(FRAME_HEADER.size))
+            if key_size == END_MARK:
+                self.report = self._parse_report(value_size)
                 return
-            self.limits.add_bytes(ENTRY_BYTES + key_bytes + value_bytes)
-            key = self._read(min(key_bytes, MAX_KEY_BYTES))
-            if key_bytes <= MAX_KEY_BYTES and value_bytes <= MAX_VALUE_BYTES:
-                yield key, self._read(value_bytes)
+            self.limits.add_bytes(ENTRY_OVERHEAD_BYTES + key_size + value_size)
+            key = self._read(min(key_size, MAX_KEY_BYTES))
+            if key_size <= MAX_KEY_BYTES and value_size <= MAX_VALUE_BYTES:
+                yield key, self._read(value_size)
             else:
-                self._skip_bytes(key_bytes - len(key) + value_bytes)
+                self._skip_bytes(key_size - len(key) + value_size)
                 yield key, None
 
     def _parse_report(self, count: int) -> _ReaderReport:
-        if count > _MAX_END_BYTES:
+        if count > _MAX_REPORT_BYTES:
             raise SpoolError(f"the process that reads it ended with a report of {count} bytes")
         data = self._read(count)
         try:
@@ -498,8 +504,8 @@ def _running_reader(path: Path, reader: PythonCall, limits: CopyLimits) -> Itera
     may control the reader, could enter commands into the terminal of the user who copies the spool.
     """
     devnull, pipe = subprocess.DEVNULL, subprocess.PIPE
-    with _temporary_folder(path, limits.deadline) as temporary:
-        reader_call: PythonCall = {**reader, "env": {**reader["env"], "TMPDIR": str(temporary)}}
+    with _temporary_folder(path, limits.deadline) as temporary_path:
+        reader_call: PythonCall = {**reader, "env": {**reader["env"], "TMPDIR": str(temporary_path)}}
         process = subprocess.Popen(**reader_call, stdin=devnull, stdout=pipe, stderr=devnull, start_new_session=True)
         with _killed_at_end(process) as descriptor:
             yield _Pipe(descriptor, limits)
@@ -514,26 +520,26 @@ def _temporary_folder(path: Path, deadline: Deadline) -> Iterator[Path]:
     owner = os.geteuid()
     with contextlib.suppress(OSError):  # if the spool no longer exists, the reader reports it
         owner = folders.owner_uid(path.stat())
-    temporary = folders.make_temporary_folder(owner, "rocketmq-spark-reader-")
+    temporary_folder = folders.make_temporary_folder(owner, "rocketmq-spark-reader-")
     try:
-        yield temporary.path
+        yield temporary_folder.path
     finally:
-        _remove_temporary(temporary, deadline)
+        _remove_temporary_folder(temporary_folder, deadline)
 
 
-def _remove_temporary(temporary: folders.TemporaryFolder, deadline: Deadline) -> None:
+def _remove_temporary_folder(temporary_folder: folders.TemporaryFolder, deadline: Deadline) -> None:
     """Remove a temporary folder. If another user owns the folder, a process with that user's rights removes it, because that user
     may have put any files into the folder, or another folder in its place. The process is killed at the deadline.
     """
-    if temporary.uid == os.geteuid():
-        shutil.rmtree(temporary.path, ignore_errors=True)
+    if temporary_folder.uid == os.geteuid():
+        shutil.rmtree(temporary_folder.path, ignore_errors=True)
         return
-    gid, groups = folders.groups_of(temporary.uid)
+    gid, groups = folders.groups_of(temporary_folder.uid)
     devnull = subprocess.DEVNULL
     with contextlib.suppress(OSError):
         process = subprocess.Popen(
-            ["rm", "-rf", "--", str(temporary.path)], stdin=devnull, stdout=devnull, stderr=devnull, env={"PATH": os.defpath},
-            cwd="/", start_new_session=True, user=temporary.uid, group=gid, extra_groups=groups,
+            ["rm", "-rf", "--", str(temporary_folder.path)], stdin=devnull, stdout=devnull, stderr=devnull,
+            env={"PATH": os.defpath}, cwd="/", start_new_session=True, user=temporary_folder.uid, group=gid, extra_groups=groups,
         )  # fmt: skip
         try:
             process.wait(max(_KILL_TIMEOUT_S, deadline.remaining()))
@@ -542,12 +548,14 @@ def _remove_temporary(temporary: folders.TemporaryFolder, deadline: Deadline) ->
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_KILL_TIMEOUT_S)
     try:
-        temporary.path.rmdir()  # ``rm`` could only empty the folder: its owner may not change the parent folder
+        temporary_folder.path.rmdir()  # ``rm`` could only empty the folder: its owner may not change the parent folder
     except FileNotFoundError:
         return
     except OSError:
         logger.warning(
-            "%s was not removed: let %s remove it, not root", temporary.path, folders.user_text(temporary.uid)
+            "%s was not removed: let %s remove it, not root",
+            temporary_folder.path,
+            folders.user_text(temporary_folder.uid),
         )
 
 

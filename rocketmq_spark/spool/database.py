@@ -73,13 +73,13 @@ class Database:
         self._pid = os.getpid()
         self._mirror: tempfile.TemporaryDirectory[str] | None = None
         self._rocks = _rocksdict()
-        if _RocksThreads.lost:
+        if _RocksThreads.were_lost:
             raise SpoolError(
                 f"the spool in {path} cannot be opened: this process was forked from one that had used RocksDB, and the "
                 "threads of RocksDB do not survive a fork",
                 remedy="Fork before the first spool is opened, or start processes with 'spawn'",
             )
-        _RocksThreads.used = True
+        _RocksThreads.were_started = True
         if not read_only and is_used_by_any(
             path, _writable_databases()
         ):  # RocksDB's lock does not exclude this process
@@ -454,11 +454,11 @@ _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
 class _RocksThreads:
-    """The state of RocksDB's threads, which all databases of a process share. ``used`` is true if this process has started the
-    threads. ``lost`` is true if this process was forked from a process that had started the threads.
+    """The state of RocksDB's threads, which all databases of a process share. ``were_started`` is true if this process has
+    started the threads. ``were_lost`` is true if this process was forked from a process that had started the threads.
     """
 
-    used = lost = False
+    were_started = were_lost = False
 
 
 def _keep_inherited_databases() -> None:
@@ -467,7 +467,7 @@ def _keep_inherited_databases() -> None:
     """
     for database in _open_databases:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(database._db))
-    _RocksThreads.lost = _RocksThreads.used
+    _RocksThreads.were_lost = _RocksThreads.were_started
 
 
 os.register_at_fork(after_in_child=_keep_inherited_databases)

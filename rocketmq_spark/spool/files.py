@@ -231,8 +231,8 @@ class WriteAheadLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._files: dict[str, int] = {}
-        self._newest_file = -1
+        self._descriptor_by_name: dict[str, int] = {}
+        self._newest_descriptor = -1
         self._memtable_version: int | None = None
 
     def sync(self, db: Any) -> None:
@@ -242,24 +242,24 @@ class WriteAheadLog:
         version = db.property_int_value(_MEMTABLE_VERSION)
         if version != self._memtable_version or version is None:
             self._open_new_files()
-            for name in sorted(self._files):
-                _sync_file(self._files[name])
+            for name in sorted(self._descriptor_by_name):
+                _sync_file(self._descriptor_by_name[name])
             sync_folder(self._path)
             self._memtable_version = version
         else:
-            _sync_file(self._newest_file)
+            _sync_file(self._newest_descriptor)
 
     def _open_new_files(self) -> None:
         names = {entry.name for entry in os.scandir(self._path) if entry.name.endswith(LOG_SUFFIX)}
-        for name in names - self._files.keys():
-            self._files[name] = folders.open_regular(self._path / name)
-        for name in self._files.keys() - names:
-            os.close(self._files.pop(name))
-        self._newest_file = self._files[max(names, key=lambda name: _log_number(Path(name)))]
+        for name in names - self._descriptor_by_name.keys():
+            self._descriptor_by_name[name] = folders.open_regular(self._path / name)
+        for name in self._descriptor_by_name.keys() - names:
+            os.close(self._descriptor_by_name.pop(name))
+        self._newest_descriptor = self._descriptor_by_name[max(names, key=lambda name: _log_number(Path(name)))]
 
     def close(self) -> None:
-        while self._files:
-            os.close(self._files.popitem()[1])
+        while self._descriptor_by_name:
+            os.close(self._descriptor_by_name.popitem()[1])
 
 
 # Errors of a full disk.
@@ -276,8 +276,8 @@ class FreeSpace:
     def __init__(self, path: Path, max_bytes: int | None) -> None:
         self._path = path
         self._max_bytes = max_bytes
-        self._free_bytes = 0  # bytes that may be added without a query of the disk, until ``_valid_until``
-        self._valid_until = Deadline.after(0)
+        self._bytes_until_check = 0  # bytes that may be added before ``_check_deadline`` without a query of the disk
+        self._check_deadline = Deadline.after(0)
 
     def check(self, used_bytes: int, added_bytes: int) -> SpoolFull | None:
         """If a folder that has ``used_bytes`` has no room for ``added_bytes``, return the error. Otherwise count ``added_bytes``
@@ -289,24 +289,24 @@ class FreeSpace:
                 "option 'spoolMaxBytes'",
                 remedy="Raise this option, or check why brokers accept nothing; dead letters count, too",
             )
-        if added_bytes > self._free_bytes or self._valid_until.expired:
+        if added_bytes > self._bytes_until_check or self._check_deadline.expired:
             try:
                 disk_status = os.statvfs(self._path)
             except OSError as e:
                 raise SpoolError(f"cannot write the spool in {self._path}: {e}", remedy="Check its disk") from e
             disk_free_bytes = disk_status.f_bavail * disk_status.f_frsize
             if disk_free_bytes - added_bytes < RESERVE_BYTES:
-                self._free_bytes = 0
+                self._bytes_until_check = 0
                 return SpoolFull(
                     f"the disk of the spool in {self._path} has {disk_free_bytes} bytes left, and {RESERVE_BYTES} stay free: a "
                     "spool that has filled its disk could not be opened any more to send its records",
                     remedy="Free space on the disk",
                 )
-            self._free_bytes, self._valid_until = (
+            self._bytes_until_check, self._check_deadline = (
                 min(disk_free_bytes - RESERVE_BYTES, added_bytes + SPACE_CHECK_BYTES),
                 Deadline.after(SPACE_CHECK_S),
             )
-        self._free_bytes -= added_bytes
+        self._bytes_until_check -= added_bytes
         return None
 
 
@@ -341,9 +341,9 @@ def check_owner(path: Path, use: CopyUse = COPY_TO_SEND) -> None:
     this process sends with its rights, and which files this process opens. The error recommends a copy of the spool, for the
     purpose ``use``.
     """
-    if (foreign := folders.foreign_file_in(path, SPOOL_PREFIXES)) is not None:
+    if (foreign_file := folders.foreign_file_in(path, SPOOL_PREFIXES)) is not None:
         raise SpoolError(
-            f"the spool in {path} is not used: {foreign}",
+            f"the spool in {path} is not used: {foreign_file}",
             remedy=f"Name a new folder in it, which this process creates for itself alone: {path / 'spool'}. If the folder has "
             f"records, {copy_instruction(path, use)}",
         )
@@ -366,7 +366,7 @@ def check_temporary_folder() -> None:
 
     If this user is not root, the mode of a folder only causes a warning, because the folder may be a volume of Kubernetes.
     """
-    is_root = folders.error_reader_uid() == folders.ROOT
+    is_root = folders.error_reader_uid() == folders.ROOT_ID
     remedy = (
         "Set the variable TMPDIR to a folder that only you and root may change, or that has the sticky bit (mode 1777)"
     )
@@ -376,7 +376,7 @@ def check_temporary_folder() -> None:
             "the same rights: mode 0755, or with the sticky bit (mode 1777)"
         )
     try:
-        exposure = folders.temporary_exposure()
+        exposure = folders.temporary_folder_exposure()
     except PermissionError as e:  # this process runs as the owner of the spool, but root chose the folder
         user = folders.user_text(os.geteuid())
         raise SpoolError(f"{user} cannot enter the folder for temporary files, {e.filename}", remedy=remedy) from e

@@ -67,14 +67,14 @@ class Schedule:
 class SteadyClock:
     """A clock in ms since 1970 that advances evenly and never goes back, even if the machine's clock is set.
 
-    The clock begins at the machine's time or at ``not_before_ms``, whichever is later. ``not_before_ms`` is the latest moment
-    that an earlier process recorded. So records do not wait longer if the machine's clock was set back. If the machine's clock
-    is set forward while no process runs, records become due.
+    The clock begins at the machine's time or at ``last_recorded_ms``, whichever is later. ``last_recorded_ms`` is the latest
+    moment that an earlier process recorded. So records do not wait longer if the machine's clock was set back. If the machine's
+    clock is set forward while no process runs, records become due.
     """
 
-    def __init__(self, wall_ms: Callable[[], int], monotonic_ms: Callable[[], int], not_before_ms: int = 0) -> None:
+    def __init__(self, wall_ms: Callable[[], int], monotonic_ms: Callable[[], int], last_recorded_ms: int = 0) -> None:
         self._monotonic_ms = monotonic_ms
-        self._offset_ms = max(wall_ms(), not_before_ms) - monotonic_ms()
+        self._offset_ms = max(wall_ms(), last_recorded_ms) - monotonic_ms()
 
     def __call__(self) -> int:
         return self._monotonic_ms() + self._offset_ms
@@ -86,10 +86,10 @@ FAILURE_MEMORY_MS = 1000 * RETRY_PAUSES_S[-1]
 
 @dataclass(slots=True)
 class _Outage:
-    not_before_ms: int
-    failed_ms: int
+    next_early_retry_ms: int
+    last_failure_ms: int
     early_retries: int = 0
-    retries_early: bool = False
+    has_early_retry: bool = False
     answered_ms: int | None = None  # the time of an answer after the last failure; None after an early retry
 
 
@@ -110,13 +110,13 @@ class UnreachableTargets:
     def record_failure(self, target: str, now_ms: int, sent_ms: int | None = None) -> None:
         """Record that a send to ``target`` failed. The send began at ``sent_ms``, so answers after ``sent_ms`` still count."""
         outage = self._outages.get(target)
-        if outage is None or now_ms - outage.failed_ms >= FAILURE_MEMORY_MS:
+        if outage is None or now_ms - outage.last_failure_ms >= FAILURE_MEMORY_MS:
             self._outages[target] = _Outage(now_ms, now_ms)
             return
-        if outage.retries_early:
+        if outage.has_early_retry:
             step = RETRY_PAUSES_S[min(outage.early_retries, len(RETRY_PAUSES_S)) - 1]
-            outage.not_before_ms, outage.retries_early = now_ms + 1000 * step, False
-        outage.failed_ms = now_ms
+            outage.next_early_retry_ms, outage.has_early_retry = now_ms + 1000 * step, False
+        outage.last_failure_ms = now_ms
         if outage.answered_ms is not None and (sent_ms is None or outage.answered_ms < sent_ms):
             outage.answered_ms = None
 
@@ -136,17 +136,18 @@ class UnreachableTargets:
         due_targets = {
             target
             for target, outage in self._outages.items()
-            if _waits_for_early_retry(outage) and outage.not_before_ms <= now_ms
+            if _waits_for_early_retry(outage) and outage.next_early_retry_ms <= now_ms
         }
         for target in due_targets:
             outage = self._outages[target]
-            outage.retries_early, outage.early_retries = True, outage.early_retries + 1
+            outage.has_early_retry, outage.early_retries = True, outage.early_retries + 1
         return due_targets
 
     def next_early_retry_ms(self) -> int | None:
         """Return the time of the next delayed early retry; None if no early retry is delayed."""
         return min(
-            (outage.not_before_ms for outage in self._outages.values() if _waits_for_early_retry(outage)), default=None
+            (outage.next_early_retry_ms for outage in self._outages.values() if _waits_for_early_retry(outage)),
+            default=None,
         )
 
     def forget_failures(self) -> None:
@@ -156,7 +157,7 @@ class UnreachableTargets:
 
 
 def _waits_for_early_retry(outage: _Outage) -> bool:
-    return outage.answered_ms is not None and not outage.retries_early
+    return outage.answered_ms is not None and not outage.has_early_retry
 
 
 # A function that is called with the first record of a lane, and returns a second function. The second function is called with
@@ -289,8 +290,8 @@ def remove_from_lane(db: Database, change: AtomicChange, lane: bytes, sequences:
     for key, value in db.scan(lane_key(lane, sequences[-1] + 1), lane_key(lane, LAST_SEQUENCE)):
         next_sequence = sequence_of(key)
         record = decode_record(db.get(record_key(RECORD, next_sequence)))
-        state = RecordState.decode_or_empty(value)._replace(since_ms=now_ms)
-        change.add_pending(pending_key(record, Due(now_ms, next_sequence), failed=state.tries > 0), state.encode())
+        state = RecordState.decode_or_empty(value)._replace(state_since_ms=now_ms)
+        change.add_pending(pending_key(record, Due(now_ms, next_sequence), has_failed=state.tries > 0), state.encode())
         return True
     return False
 

@@ -23,6 +23,7 @@ from rocketmq_spark.spool.records import MARK, ORDER, TOTALS
 from rocketmq_spark.spool.spool import SpoolReading
 
 FRAME_HEADER = struct.Struct(">II")
+# The length of the key in the last frame. No entry has a key of this length.
 END_MARK = 2**32 - 1
 # The areas that ``recovery.derive`` builds from records. These areas are not read from the spool of another user.
 DERIVED_AREAS = (ORDER, MARK, TOTALS)

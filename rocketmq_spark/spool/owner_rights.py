@@ -22,7 +22,7 @@ def sort_own_spools_first(paths: Sequence[Path]) -> list[Path]:
     """Return ``paths`` in an order in which root can open all these spools: its own spools come first, because they need rights
     that ``become_owner`` gives up.
     """
-    return sorted(paths, key=_belongs_to_another) if os.geteuid() == folders.ROOT else [*paths]
+    return sorted(paths, key=_belongs_to_another) if os.geteuid() == folders.ROOT_ID else [*paths]
 
 
 def _belongs_to_another(path: Path) -> bool:
@@ -52,14 +52,14 @@ def become_owner(path: Path) -> None:
             f"rights of {folders.user_text(os.geteuid())} until it ends, to use the spool of that user",
             remedy=f"Run the command again with that folder: {shlex.quote(str(path))}",
         )
-    if folders.error_reader_uid() != folders.ROOT and (foreign := folders.foreign_file(path)) is not None:
+    if folders.error_reader_uid() != folders.ROOT_ID and (foreign_file := folders.foreign_file(path)) is not None:
         raise SpoolError(
-            f"the spool in {path} is not used: {foreign}, and RocksDB would follow links of that user with the rights of "
+            f"the spool in {path} is not used: {foreign_file}, and RocksDB would follow links of that user with the rights of "
             f"{folders.user_text(os.geteuid())}",
             remedy="Run the command as root or as that user",
         )
     _check_exposure(path, owner)
-    if os.geteuid() == folders.ROOT != owner:
+    if os.geteuid() == folders.ROOT_ID != owner:
         _take_rights(owner, path)
     if not folders.has_own_rights() and not folders.is_readable_or_missing(path):
         raise SpoolError(
@@ -86,16 +86,16 @@ def _owner_uid(path: Path) -> int:
 
 def _check_exposure(path: Path, owner: int) -> None:
     exposures_above = folders.exposures(path, owner)
-    if folders.error_reader_uid() != folders.ROOT:
+    if folders.error_reader_uid() != folders.ROOT_ID:
         # A folder above the spool only causes a warning, because it may be a volume of Kubernetes with mode 0777, and this user
         # cannot change this mode.
         folders.warn_if_replaceable(path, "the spool")
         exposures_above = (other for other in exposures_above if stat.S_ISLNK(other.status.st_mode))
     exposure_above = next(exposures_above, None)
     exposures_inside = folders.exposures_in(path, SPOOL_PREFIXES, owner)
-    if folders.error_reader_uid() != folders.ROOT and owner == folders.ROOT:
+    if folders.error_reader_uid() != folders.ROOT_ID and owner == folders.ROOT_ID:
         # ``path`` itself may be a volume of Kubernetes whose mode this user cannot change, so the mode only causes a warning.
-        folders.warn_if_open(path, "whole messages")
+        folders.warn_if_others_have_rights(path, "whole messages")
         exposures_inside = (exposure for exposure in exposures_inside if exposure.path != path)
     exposure = exposure_above or next(exposures_inside, None)
     if exposure is None:

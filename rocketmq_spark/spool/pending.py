@@ -54,7 +54,7 @@ class PendingIndex:
         self._heap: list[tuple[Due, bytes]] = []  # an entry is valid if ``_first_due`` has its due time
         self._heap_entries: set[tuple[Due, bytes]] = set()  # the entries of the heap, which has each entry once
         self._inexact_groups: set[bytes] = set()
-        # The next entry of each group, which ``due`` has already read.
+        # The next entry of each group, which ``due_entries`` has already read.
         self._entries_read_ahead: dict[bytes, tuple[Due, bytes] | None] = {}
         for key in _group_keys(db):
             pending = PendingKey.parse(key)
@@ -70,12 +70,12 @@ class PendingIndex:
         """Update the index after a write. After the write, the ``added`` records are pending, and the ``removed`` records are
         not.
         """
-        for target, waits, due in removed:
-            if self._first_due.get(group := group_of(target, waits)) == due:
+        for target, waits_for_answer, due in removed:
+            if self._first_due.get(group := group_of(target, waits_for_answer)) == due:
                 self._inexact_groups.add(group)
-        for target, waits, due in added:
-            first_due = self._first_due.get(group := group_of(target, waits))
-            self._entries_read_ahead.pop(group, None)  # ``due`` must scan anew to find this record
+        for target, waits_for_answer, due in added:
+            first_due = self._first_due.get(group := group_of(target, waits_for_answer))
+            self._entries_read_ahead.pop(group, None)  # ``due_entries`` must scan anew to find this record
             if first_due is None or due <= first_due:
                 self._inexact_groups.discard(group)
                 if due != first_due:
@@ -101,7 +101,7 @@ class PendingIndex:
             for entry in skipped_entries:
                 heapq.heappush(self._heap, entry)
 
-    def due(self, now_ms: int, accepts: Callable[[str], bool]) -> Generator[tuple[PendingKey, bytes]]:
+    def due_entries(self, now_ms: int, accepts: Callable[[str], bool]) -> Generator[tuple[PendingKey, bytes]]:
         """Yield the due records, with their states, in the order of their due times. The caller must lease these records. Records
         of targets that ``accepts`` rejects are not read.
         """
@@ -138,12 +138,12 @@ class PendingIndex:
         return [
             target
             for target in targets
-            if any(self._is_due(group_of(target, waits), now_ms) for waits in (True, False))
+            if any(self._is_due(group_of(target, waits_for_answer), now_ms) for waits_for_answer in (True, False))
         ]
 
     def find(self, target: str, due: Due) -> PendingKey | None:
         """The key of the record of ``target`` with this due time."""
-        keys = (PendingKey(target, waits, due) for waits in (False, True))
+        keys = (PendingKey(target, waits_for_answer, due) for waits_for_answer in (False, True))
         return next((key for key in keys if self._db.get(key.encoded) is not None), None)
 
     def _is_due(self, group: bytes, now_ms: int) -> bool:
@@ -228,10 +228,10 @@ def migrate_keys(db: Database, is_damaged: bool = False) -> None:
         return
     logger.info("the spool in %s gets an index of its records by target, once", db.path)
     totals, moved_count, start = db.get(TOTALS), 0, UNINDEXED
-    version = [] if is_damaged or totals is None else [(TOTALS, Totals.with_indexed_version(totals))]
+    version_puts = [] if is_damaged or totals is None else [(TOTALS, Totals.with_indexed_version(totals))]
     while portion := list(itertools.islice(db.scan(start, area_end(UNINDEXED)), PORTION_KEYS)):
         puts = [(_indexed_key(db, key, state).encoded, state) for key, state in portion]
-        db.write(puts + version, [key for key, _ in portion])
+        db.write(puts + version_puts, [key for key, _ in portion])
         moved_count += len(portion)
         start = portion[-1][0] + b"\0"
     logger.info("the index of the spool in %s has %d records", db.path, moved_count)
@@ -241,5 +241,5 @@ def _indexed_key(db: Database, key: bytes, state: bytes) -> PendingKey:
     due = due_of_key(key)
     if target := RecordState.legacy_target(state):
         return PendingKey(target, True, due)
-    failed = RecordState.decode_or_empty(state).tries > 0
-    return Record.pending_key_of_data(db.get(record_key(RECORD, due.sequence)) or b"", due, failed)
+    has_failed = RecordState.decode_or_empty(state).tries > 0
+    return Record.pending_key_of_data(db.get(record_key(RECORD, due.sequence)) or b"", due, has_failed)

@@ -51,8 +51,8 @@ OWNER = (b"e", b"z")
 
 _DUE = struct.Struct(">cQQ")
 _AREA_AND_SEQUENCE = struct.Struct(">cQ")
-_LANE = _MARK = _TARGET = struct.Struct(">cH")
-_PLACE = struct.Struct(">QQ")
+_AREA_AND_LENGTH = struct.Struct(">cH")
+_DUE_AND_SEQUENCE = struct.Struct(">QQ")
 _SEQUENCE = struct.Struct(">Q")
 LAST_SEQUENCE = 2**64 - 1
 
@@ -71,7 +71,7 @@ class Due(NamedTuple):
     @property
     def key_suffix(self) -> bytes:
         """The last bytes of the key of a pending record."""
-        return _PLACE.pack(self.due_ms, self.sequence)
+        return _DUE_AND_SEQUENCE.pack(self.due_ms, self.sequence)
 
     @classmethod
     def parse(cls, data: bytes) -> Due:
@@ -80,22 +80,22 @@ class Due(NamedTuple):
 
 
 @functools.lru_cache(1024)
-def group_of(target: str, waits: bool) -> bytes:
-    """Return the bytes with which the keys of a group of pending records begin. ``waits`` chooses between the two groups of
-    ``target``: the records that wait for an answer of the target, or its other records.
+def group_of(target: str, waits_for_answer: bool) -> bytes:
+    """Return the bytes with which the keys of a group of pending records begin. ``waits_for_answer`` chooses between the two
+    groups of ``target``: the records that wait for an answer of the target, or its other records.
     """
     data = target.encode()
-    return _TARGET.pack(PENDING, len(data)) + data + (b"\1" if waits else b"\0")
+    return _AREA_AND_LENGTH.pack(PENDING, len(data)) + data + (b"\1" if waits_for_answer else b"\0")
 
 
 def target_of(group: bytes) -> str:
     """The target of a group."""
-    return group[_TARGET.size : -1].decode(errors="replace")
+    return group[_AREA_AND_LENGTH.size : -1].decode(errors="replace")
 
 
 def group_end(group: bytes) -> bytes:
     """Return the key at which a group ends."""
-    return group + b"\xff" * (_PLACE.size + 1)
+    return group + b"\xff" * (_DUE_AND_SEQUENCE.size + 1)
 
 
 class PendingKey(NamedTuple):
@@ -103,32 +103,32 @@ class PendingKey(NamedTuple):
 
     Args:
         target: The record's target.
-        waits: Whether the record becomes due as soon as its target answers, even before its due time. For a record with marks,
-            this is true only after a failed attempt.
+        waits_for_answer: Whether the record becomes due as soon as its target answers, even before its due time. For a record
+            with marks, this is true only after a failed attempt.
         due: The due time and the sequence of the record.
     """
 
     target: str
-    waits: bool
+    waits_for_answer: bool
     due: Due
 
     @property
     def group(self) -> bytes:
-        return group_of(self.target, self.waits)
+        return group_of(self.target, self.waits_for_answer)
 
     @property
     def encoded(self) -> bytes:
-        target, waits, due = self
-        return group_of(target, waits) + _PLACE.pack(*due)
+        target, waits_for_answer, due = self
+        return group_of(target, waits_for_answer) + _DUE_AND_SEQUENCE.pack(*due)
 
     @classmethod
     def parse(cls, key: bytes) -> PendingKey:
-        return cls(target_of(key[: -_PLACE.size]), key[-_PLACE.size - 1] != 0, due_of_key(key))
+        return cls(target_of(key[: -_DUE_AND_SEQUENCE.size]), key[-_DUE_AND_SEQUENCE.size - 1] != 0, due_of_key(key))
 
 
 def due_of_key(key: bytes) -> Due:
     """The due time and sequence at the end of the key of a pending record, also of a release before 0.2."""
-    return Due(*_PLACE.unpack(key[-_PLACE.size :]))
+    return Due(*_DUE_AND_SEQUENCE.unpack(key[-_DUE_AND_SEQUENCE.size :]))
 
 
 def record_key(area: bytes, sequence: int) -> bytes:
@@ -146,30 +146,30 @@ def lane_key(lane: bytes, sequence: int) -> bytes:
     """Return the key of a record in its lane. The key begins with the length of the lane, so that no lane is a prefix of another
     lane.
     """
-    return _LANE.pack(ORDER, len(lane)) + lane + _SEQUENCE.pack(sequence)
+    return _AREA_AND_LENGTH.pack(ORDER, len(lane)) + lane + _SEQUENCE.pack(sequence)
 
 
 def lane_of(key: bytes) -> bytes:
     """The lane in a key of ``lane_key``."""
-    return key[_LANE.size : -_SEQUENCE.size]
+    return key[_AREA_AND_LENGTH.size : -_SEQUENCE.size]
 
 
 def mark_key(space: bytes, place: bytes = b"") -> bytes:
     """Return the key of a mark. If ``place`` is empty, this is the first key of the space."""
-    return _MARK.pack(MARK, len(space)) + space + place
+    return _AREA_AND_LENGTH.pack(MARK, len(space)) + space + place
 
 
 def space_end(space: bytes) -> bytes:
     """Return the key at which a space ends."""
     next_space = int.from_bytes(space) + 1
     if next_space >> 8 * len(space):
-        return _MARK.pack(MARK, len(space) + 1)
-    return _MARK.pack(MARK, len(space)) + next_space.to_bytes(len(space))
+        return _AREA_AND_LENGTH.pack(MARK, len(space) + 1)
+    return _AREA_AND_LENGTH.pack(MARK, len(space)) + next_space.to_bytes(len(space))
 
 
 def place_of(key: bytes) -> bytes:
     """Return the place of the mark with this key."""
-    return key[_MARK.size + _MARK.unpack_from(key)[1] :]
+    return key[_AREA_AND_LENGTH.size + _AREA_AND_LENGTH.unpack_from(key)[1] :]
 
 
 def area_end(area: bytes) -> bytes:
@@ -188,7 +188,7 @@ MARKED_VERSION = 2  # version of records that have marks before the payload
 MAX_MARKS = 4
 
 _HEAD = struct.Struct(">BI")  # version, checksum of all other bytes
-_REST = struct.Struct(">QHHH")  # time when stored, lengths of kind, target and lane
+_TIME_AND_LENGTHS = struct.Struct(">QHHH")  # time when stored, lengths of kind, target and lane
 _LENGTH = struct.Struct(">H")
 MAX_TARGET_BYTES = (1 << 16) - 1
 _STATE = struct.Struct(">BHQH")  # version, tries, time of the state, length of the target
@@ -230,31 +230,33 @@ class Record:
         places = (place for space, place in self.marks if space == IDENTITY and len(place) >= _SEQUENCE.size)
         return next(map(due_ms_of_identity, places), None)
 
-    def pending_key(self, due: Due, failed: bool = False) -> PendingKey:
-        """Return the key of this record when it is pending. ``failed`` is whether an attempt has failed."""
-        return PendingKey(self.target, bool(self.target) and (failed or not self.marks), due)
+    def pending_key(self, due: Due, has_failed: bool = False) -> PendingKey:
+        """Return the key of this record when it is pending. ``has_failed`` is whether an attempt has failed."""
+        return PendingKey(self.target, bool(self.target) and (has_failed or not self.marks), due)
 
-    def retargeted_key(self, old_key: PendingKey, due: Due, failed: bool) -> PendingKey:
+    def retargeted_key(self, old_key: PendingKey, due: Due, has_failed: bool) -> PendingKey:
         """Return the key of this record with its new target. The returned key replaces ``old_key``. If the record had a target
         before, it waits for an answer of the new target only if it waited for an answer of the old target. For example, a
         record that was revived before its due time does not wait for an answer.
         """
-        waits = old_key.waits if old_key.target else self.pending_key(due, failed).waits
-        return PendingKey(self.target, bool(self.target) and waits, due)
+        waits_for_answer = (
+            old_key.waits_for_answer if old_key.target else self.pending_key(due, has_failed).waits_for_answer
+        )
+        return PendingKey(self.target, bool(self.target) and waits_for_answer, due)
 
     @staticmethod
-    def pending_key_of_data(data: bytes, due: Due, failed: bool = False) -> PendingKey:
+    def pending_key_of_data(data: bytes, due: Due, has_failed: bool = False) -> PendingKey:
         """Like ``pending_key``, for an encoded record. Does not verify the checksum, because a caller may read a million
         records.
         """
         try:
             version, _ = _HEAD.unpack_from(data)
-            _, kind_bytes, target_bytes, _ = _REST.unpack_from(data, _HEAD.size)
-            start = _HEAD.size + _REST.size + kind_bytes
-            target = data[start : start + target_bytes].decode()
+            _, kind_length, target_length, _ = _TIME_AND_LENGTHS.unpack_from(data, _HEAD.size)
+            start = _HEAD.size + _TIME_AND_LENGTHS.size + kind_length
+            target = data[start : start + target_length].decode()
         except (struct.error, UnicodeDecodeError):  # ``Store.take`` makes it a dead letter
             return PendingKey("", False, due)
-        return PendingKey(target, bool(target) and (failed or version != MARKED_VERSION), due)
+        return PendingKey(target, bool(target) and (has_failed or version != MARKED_VERSION), due)
 
     def with_marks_of(self, other: Record) -> Record:
         """Return this record with those marks of ``other`` that are in other spaces than its own marks, up to ``MAX_MARKS``
@@ -266,12 +268,14 @@ class Record:
 
     def encode(self) -> bytes:
         kind, target = self.kind.encode(), self.target.encode()
-        rest = _REST.pack(self.stored_ms, len(kind), len(target), len(self.lane)) + kind + target + self.lane
+        fields = (
+            _TIME_AND_LENGTHS.pack(self.stored_ms, len(kind), len(target), len(self.lane)) + kind + target + self.lane
+        )
         if self.marks:
             parts = [_LENGTH.pack(len(part)) + part for mark in self.marks for part in mark]
-            rest = b"".join((rest, _LENGTH.pack(len(parts)), *parts))
-        crc = zlib.crc32(self.payload, zlib.crc32(rest))
-        return b"".join((_HEAD.pack(MARKED_VERSION if self.marks else VERSION, crc), rest, self.payload))
+            fields = b"".join((fields, _LENGTH.pack(len(parts)), *parts))
+        crc = zlib.crc32(self.payload, zlib.crc32(fields))
+        return b"".join((_HEAD.pack(MARKED_VERSION if self.marks else VERSION, crc), fields, self.payload))
 
     @classmethod
     def decode(cls, data: bytes) -> Record:
@@ -281,8 +285,8 @@ class Record:
                 raise DecodeError(f"a record of version {version}; this release reads version {VERSION}")
             if zlib.crc32(data[_HEAD.size :]) != crc:
                 raise DecodeError("a record does not match its checksum: it was damaged")
-            stored_ms, *lengths = _REST.unpack_from(data, _HEAD.size)
-            position, parts = _HEAD.size + _REST.size, []
+            stored_ms, *lengths = _TIME_AND_LENGTHS.unpack_from(data, _HEAD.size)
+            position, parts = _HEAD.size + _TIME_AND_LENGTHS.size, []
             for length in lengths:
                 parts.append(data[position : position + length])
                 position += length
@@ -306,20 +310,20 @@ class RecordState(NamedTuple):
     """
 
     tries: int
-    since_ms: int
+    state_since_ms: int
     reason: str = ""
 
     def encode(self) -> bytes:
-        head = _STATE.pack(VERSION, min(self.tries, _MAX_COUNTED_TRIES), self.since_ms, 0)
+        head = _STATE.pack(VERSION, min(self.tries, _MAX_COUNTED_TRIES), self.state_since_ms, 0)
         return head + self.reason.encode(errors="replace") if self.reason else head
 
     @classmethod
     def decode(cls, data: bytes) -> RecordState:
         try:
-            version, tries, since_ms, length = _STATE.unpack_from(data)
+            version, tries, state_since_ms, length = _STATE.unpack_from(data)
             if version != VERSION:
                 raise DecodeError(f"a state of version {version}; this release reads version {VERSION}")
-            return cls(tries, since_ms, data[_STATE.size + length :].decode(errors="replace"))
+            return cls(tries, state_since_ms, data[_STATE.size + length :].decode(errors="replace"))
         except struct.error as e:
             raise DecodeError(f"a state of {len(data)} bytes cannot be read: {e}") from e
 
@@ -388,12 +392,12 @@ class Totals:
     dead: int = 0
     dead_bytes: int = 0
     give_ups: int = 0
-    last_ms: int = 0
+    last_recorded_ms: int = 0
 
     def copy(self) -> Totals:
         """Return a copy. Every addition copies the totals, and ``dataclasses.replace`` would take three times as long."""
         return Totals(
-            self.next_sequence, self.depth, self.size, self.dead, self.dead_bytes, self.give_ups, self.last_ms
+            self.next_sequence, self.depth, self.size, self.dead, self.dead_bytes, self.give_ups, self.last_recorded_ms
         )
 
     @property
@@ -409,7 +413,7 @@ class Totals:
     def encode(self) -> bytes:
         """Encode the totals. The totals of a store without records get the version that earlier releases can open."""
         return _TOTALS.pack(INDEXED_VERSION if self.depth else VERSION, self.next_sequence, self.depth, self.size, self.dead,
-                            self.dead_bytes, self.give_ups, self.last_ms)  # fmt: skip
+                            self.dead_bytes, self.give_ups, self.last_recorded_ms)  # fmt: skip
 
     @staticmethod
     def with_indexed_version(data: bytes) -> bytes:
@@ -479,35 +483,35 @@ class SpoolOwner:
         )
 
     def puts_and_deletes_of_notes(
-        self, notes: Iterable[tuple[bytes, bytes]], previous: SpoolOwner, is_assigned: bool
+        self, notes: Iterable[tuple[bytes, bytes]], previous_owner: SpoolOwner, is_assigned: bool
     ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
         """Return puts and deletes for the stored ``notes`` that this owner does not trust. If the records were assigned to this
         owner (``is_assigned``), notes about records are kept with ``DOUBTFUL_PREFIX``. They help to find out whether marks are
         about queues of this owner's brokers.
         """
         untrusted = [
-            (key, value) for key, value in notes if not self.trusts_note(key[len(NOTE) :], previous, is_assigned)
+            (key, value) for key, value in notes if not self.trusts_note(key[len(NOTE) :], previous_owner, is_assigned)
         ]
         named_values = [(key[len(NOTE) :], value) for key, value in untrusted if is_assigned]
-        about_records = [
+        notes_about_records = [
             (name, value)
             for name, value in named_values
             if name != TARGET_RULES_NOTE and not name.startswith(LASTING_PREFIX)
         ]
-        puts = [(NOTE + DOUBTFUL_PREFIX + name, value) for name, value in about_records]
+        puts = [(NOTE + DOUBTFUL_PREFIX + name, value) for name, value in notes_about_records]
         return puts, [key for key, _ in untrusted]
 
-    def trusts_note(self, note: bytes, previous: SpoolOwner, is_assigned: bool) -> bool:
-        """Whether a note from the time of the owner ``previous`` is true for this owner, who may have other brokers with the same
-        names. The purpose of the owners is not compared. If the records were assigned to this owner (``is_assigned``), the note
-        about the queues of an environment remains valid if namespace and environment are the same. This method also returns True
-        for notes with ``DOUBTFUL_PREFIX``, which are not changed.
+    def trusts_note(self, note_name: bytes, previous_owner: SpoolOwner, is_assigned: bool) -> bool:
+        """Whether a note from the time of the owner ``previous_owner`` is true for this owner, who may have other brokers with
+        the same names. The purpose of the owners is not compared. If the records were assigned to this owner (``is_assigned``),
+        the note about the queues of an environment remains valid if namespace and environment are the same. This method also
+        returns True for notes with ``DOUBTFUL_PREFIX``, which are not changed.
         """
-        if note.startswith(DOUBTFUL_PREFIX):
+        if note_name.startswith(DOUBTFUL_PREFIX):
             return True
-        if is_assigned and note.startswith(LASTING_PREFIX):
-            return (self.namespace, self.environment) == (previous.namespace, previous.environment)
-        return self.may_use(replace(previous, purpose=self.purpose))
+        if is_assigned and note_name.startswith(LASTING_PREFIX):
+            return (self.namespace, self.environment) == (previous_owner.namespace, previous_owner.environment)
+        return self.may_use(replace(previous_owner, purpose=self.purpose))
 
     def __str__(self) -> str:
         servers = f"the cluster of {';'.join(self.servers)}" if self.servers else "an unnamed cluster"
@@ -515,11 +519,13 @@ class SpoolOwner:
         return ", ".join(part for part in parts if part)
 
 
-def _environments_match(own: str, stored: str) -> bool:
-    """Whether two texts mean the same environment. If ``stored`` has no queues, queues are not compared. There are no queues if
-    an earlier release wrote ``stored``, or if the environment is only a number.
+def _environments_match(own_environment: str, stored_environment: str) -> bool:
+    """Whether two texts mean the same environment. If ``stored_environment`` has no queues, queues are not compared. There are
+    no queues if an earlier release wrote ``stored_environment``, or if the environment is only a number.
     """
-    return own == stored or (bool(stored) and own.startswith(f"{stored}, "))
+    return own_environment == stored_environment or (
+        bool(stored_environment) and own_environment.startswith(f"{stored_environment}, ")
+    )
 
 
 # The owner of records whose real owner cannot be read. No process can use these records until a command assigns them.
@@ -532,11 +538,11 @@ def due_ms_of_identity(identity: bytes) -> int:
     return due_ms
 
 
-def pending_key(record: Record | DecodeError, due: Due, failed: bool = False) -> PendingKey:
-    """Return the key of a pending record; the key has no target if the record cannot be read. ``failed`` is whether an attempt
-    has failed.
+def pending_key(record: Record | DecodeError, due: Due, has_failed: bool = False) -> PendingKey:
+    """Return the key of a pending record; the key has no target if the record cannot be read. ``has_failed`` is whether an
+    attempt has failed.
     """
-    return record.pending_key(due, failed) if isinstance(record, Record) else PendingKey("", False, due)
+    return record.pending_key(due, has_failed) if isinstance(record, Record) else PendingKey("", False, due)
 
 
 def decode_record(data: bytes | None) -> Record | DecodeError:

@@ -285,13 +285,17 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
     """
     old_totals = _totals_or_empty(db)
     dead_sequences = {sequence_of(key) for key, _ in db.scan(DEAD, area_end(DEAD))}
-    pending_by_sequence, obsolete_keys = _unique_pending_keys(db, dead_sequences)
+    pending_key_by_sequence, obsolete_keys = _unique_pending_keys(db, dead_sequences)
     lane_by_sequence = {sequence_of(key): lane_of(key) for key, _ in db.scan(ORDER, area_end(ORDER))}
     state_by_sequence = {
         sequence_of(key): value for key, value in db.scan(ORDER, area_end(ORDER)) if value
     }  # states of records that were moved from another store
     change = AtomicChange(
-        Totals(give_ups=old_totals.give_ups, last_ms=old_totals.last_ms, next_sequence=old_totals.next_sequence)
+        Totals(
+            give_ups=old_totals.give_ups,
+            last_recorded_ms=old_totals.last_recorded_ms,
+            next_sequence=old_totals.next_sequence,
+        )
     )
     totals, present_sequences, started_lanes = change.totals, set(), set()
     for key, data in db.scan(RECORD, area_end(RECORD)):
@@ -311,29 +315,29 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
         totals.depth += 1
         totals.size += len(data)
         due_ms = record.original_due_ms if isinstance(record, Record) else None
-        due = Due(totals.last_ms if due_ms is None else due_ms, sequence)
-        value, current_key = state_by_sequence.get(sequence, b""), pending_by_sequence.get(sequence)
+        due = Due(totals.last_recorded_ms if due_ms is None else due_ms, sequence)
+        value, current_key = state_by_sequence.get(sequence, b""), pending_key_by_sequence.get(sequence)
         if current_key is not None and isinstance(record, Record) and current_key.target != record.target:
             # The record got another target: either the key or the record is from the time before this change.
-            change.remove_pending(pending_by_sequence.pop(sequence))
+            change.remove_pending(pending_key_by_sequence.pop(sequence))
             value = db.get(current_key.encoded) or b""
             current_key = record.retargeted_key(
-                current_key, current_key.due, failed=RecordState.decode_or_empty(value).tries > 0
+                current_key, current_key.due, has_failed=RecordState.decode_or_empty(value).tries > 0
             )
         state = RecordState.decode_or_empty(value)
-        current_key = current_key or pending_key(record, due, failed=state.tries > 0)
+        current_key = current_key or pending_key(record, due, has_failed=state.tries > 0)
         change.mark_encoded(data, current_key.due)
         if lane and sequence not in lane_by_sequence:
             change.puts.append((lane_key(lane, sequence), b""))
-        if sequence not in pending_by_sequence and (not lane or lane not in started_lanes):
-            change.add_pending(current_key, state._replace(since_ms=totals.last_ms).encode())
-        elif sequence in pending_by_sequence and lane in started_lanes:
+        if sequence not in pending_key_by_sequence and (not lane or lane not in started_lanes):
+            change.add_pending(current_key, state._replace(state_since_ms=totals.last_recorded_ms).encode())
+        elif sequence in pending_key_by_sequence and lane in started_lanes:
             change.remove_pending(current_key)  # an earlier record of the lane was recovered
         if lane:
             started_lanes.add(lane)
-    lost_sequences = sorted(({*pending_by_sequence, *dead_sequences, *lane_by_sequence}) - present_sequences)
+    lost_sequences = sorted(({*pending_key_by_sequence, *dead_sequences, *lane_by_sequence}) - present_sequences)
     for sequence in lost_sequences:
-        change.deletes += [pending_by_sequence[sequence].encoded] if sequence in pending_by_sequence else []
+        change.deletes += [pending_key_by_sequence[sequence].encoded] if sequence in pending_key_by_sequence else []
         change.deletes += [record_key(DEAD, sequence)] if sequence in dead_sequences else []
         change.deletes += [lane_key(lane_by_sequence[sequence], sequence)] if sequence in lane_by_sequence else []
     change.deletes += [key for key, _ in db.scan(ORDER, area_end(ORDER)) if sequence_of(key) in dead_sequences]
@@ -361,11 +365,11 @@ def _unique_pending_keys(db: Database, dead_sequences: Container[int]) -> tuple[
     lost.
     """
     keys = sorted(_pending_keys(db), key=lambda key: key.due)
-    pending_by_sequence = {key.due.sequence: key for key in reversed(keys)}
-    return pending_by_sequence, [
+    pending_key_by_sequence = {key.due.sequence: key for key in reversed(keys)}
+    return pending_key_by_sequence, [
         key.encoded
         for key in keys
-        if pending_by_sequence[key.due.sequence] is not key or key.due.sequence in dead_sequences
+        if pending_key_by_sequence[key.due.sequence] is not key or key.due.sequence in dead_sequences
     ]
 
 
@@ -377,8 +381,8 @@ def pending_keys_of(db: Database, sequences: Collection[int]) -> dict[int, Pendi
     """Return the keys of these pending records; None for a missing record, and for a record behind another record of its lane."""
     if not sequences:
         return {}
-    keys = {key.due.sequence: key for key in _pending_keys(db)}
-    return {sequence: keys.get(sequence) for sequence in sequences}
+    key_by_sequence = {key.due.sequence: key for key in _pending_keys(db)}
+    return {sequence: key_by_sequence.get(sequence) for sequence in sequences}
 
 
 def other_release_error(path: Path, error: DecodeError) -> SpoolError:
@@ -401,8 +405,8 @@ def restore_owner(db: Database, known_owner: SpoolOwner | None, salvage_result: 
         db.write([(key, owner.encode()) for key in OWNER], sync=True)
 
 
-def _log_repair(db: Database, derived: DeriveResult, damaged_files: Path | None) -> None:
-    present_count, missing_count, lost_sequences, is_exact = derived
+def _log_repair(db: Database, derive_result: DeriveResult, damaged_folder: Path | None) -> None:
+    present_count, missing_count, lost_sequences, is_exact = derive_result
     lost_text = str(missing_count)
     if not is_exact:
         lost_text = f"at least {missing_count}" if missing_count else "an unknown number, perhaps none,"
@@ -414,7 +418,7 @@ def _log_repair(db: Database, derived: DeriveResult, damaged_files: Path | None)
         f", among them those with the numbers {', '.join(map(str, lost_sequences[:_MAX_LOGGED_SEQUENCES]))}"
         if lost_sequences
         else "",
-        f"; the damaged files are kept in {damaged_files}" if damaged_files else "",
+        f"; the damaged files are kept in {damaged_folder}" if damaged_folder else "",
     )
 
 

@@ -28,7 +28,8 @@ from rocketmq_spark.spool.turns import InFlightRecord, TargetStates
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES = 64, 64 << 20
-PAGE, COMPARE_PAGE_SIZE = 1000, 100
+PAGE_SIZE, COMPARE_PAGE_SIZE = 1000, 100
+# How long a turn waits after a result, so that one write can settle further results.
 GATHER_S = 0.005
 # While only few slots are free, records are handed out at most once in this interval, so that one write can settle many
 # records.
@@ -246,15 +247,15 @@ class Redelivery:
         """Schedule a turn in ``pause_s`` seconds, unless an earlier turn is scheduled. A later turn that is already scheduled
         still takes place.
         """
-        at_ms = self._timer.now_ms() + round(1000 * pause_s)
+        turn_ms = self._timer.now_ms() + round(1000 * pause_s)
         with self._lock:
-            if self._is_closed or (self._next_turn_ms is not None and self._next_turn_ms <= at_ms):
+            if self._is_closed or (self._next_turn_ms is not None and self._next_turn_ms <= turn_ms):
                 return
-            self._next_turn_ms = at_ms
+            self._next_turn_ms = turn_ms
 
         def run() -> None:
             with self._lock:
-                if self._next_turn_ms == at_ms:
+                if self._next_turn_ms == turn_ms:
                     self._next_turn_ms = None
             self._turn()
 
@@ -262,19 +263,19 @@ class Redelivery:
 
     def _hand_out(self) -> float | None:
         """Returns the seconds until more records are due, or None if an event will start the next turn."""
-        now_ms, steady_ms = self._clock(), self._timer.now_ms()
+        now_ms, timer_now_ms = self._clock(), self._timer.now_ms()
         with self._lock:
             if self._is_paused:
                 return 0.0 if self._next_key_to_compare is not None else None
             in_flight = [InFlightRecord(leased.record.target, leased.size) for leased in self._in_flight.values()]
-            admission = self._target_states.admission(in_flight, steady_ms, MAX_IN_FLIGHT_BYTES)
-            crowded_ms = 0
+            admission = self._target_states.admission(in_flight, timer_now_ms, MAX_IN_FLIGHT_BYTES)
+            crowded_pause_left_ms = 0
             if admission.free_slots < self._min_free_slots and len(self._in_flight) > len(self._results):
-                crowded_ms = self._last_hand_out_ms + CROWDED_PAUSE_MS - steady_ms
+                crowded_pause_left_ms = self._last_hand_out_ms + CROWDED_PAUSE_MS - timer_now_ms
             if self._is_closed or admission.free_slots <= 0:  # the next result will start a turn
                 return 0.0 if self._next_keys_to_make_due or self._next_key_to_compare is not None else None
-        if crowded_ms <= 0:
-            self._last_hand_out_ms = steady_ms
+        if crowded_pause_left_ms <= 0:
+            self._last_hand_out_ms = timer_now_ms
             admission.choose_failing_targets(lambda targets: self._store.due_targets(targets, now_ms))
             # While attempts for a target fail, its records are sent alone.
             for leased in self._store.take(
@@ -290,14 +291,14 @@ class Redelivery:
                 return 0.0
             if admission.free_slots <= 0:
                 return None
-            if crowded_ms > 0:
-                return crowded_ms / 1000
+            if crowded_pause_left_ms > 0:
+                return crowded_pause_left_ms / 1000
         # A refused target needs no timer: its next result starts a turn.
         first_due_ms, wake_times_ms = (
             self._store.next_due_ms(admission.refused_targets),
             (admission.next_pause_end_ms, self._unreachable_targets.next_early_retry_ms()),
         )
-        pauses_ms = [at_ms - steady_ms for at_ms in wake_times_ms if at_ms is not None]
+        pauses_ms = [at_ms - timer_now_ms for at_ms in wake_times_ms if at_ms is not None]
         pauses_ms += [] if first_due_ms is None else [first_due_ms - now_ms]
         return max(0.0, min(pauses_ms) / 1000) if pauses_ms else None
 
@@ -337,7 +338,7 @@ class Redelivery:
                 results = list(self._results.values())
             if not results:
                 return
-            now_ms, steady_ms = self._clock(), self._timer.now_ms()
+            now_ms, timer_now_ms = self._clock(), self._timer.now_ms()
             verdicts = [(result, self._verdict(result, now_ms)) for result in results]
             verdicts_to_log = [
                 (result.leased, verdict) for result, verdict in verdicts if self._store.awaits_result(result.leased)
@@ -348,7 +349,7 @@ class Redelivery:
                     del self._results[result.leased.due.sequence], self._in_flight[result.leased.due.sequence]
                 uncounted_targets = {leased.record.target for leased in self._in_flight.values()}
                 for result in results:
-                    self._record_result(result, steady_ms, uncounted_targets)
+                    self._record_result(result, timer_now_ms, uncounted_targets)
                 if not len(self._store):
                     self._unreachable_targets.forget_failures()
                     self._target_states.forget_failures()
@@ -442,11 +443,11 @@ class Redelivery:
         with self._lock:
             self._mark_targets_due(self._unreachable_targets.start_early_retries(self._timer.now_ms()))
             targets = list(self._next_keys_to_make_due)
-        for target in targets[:PAGE]:
+        for target in targets[:PAGE_SIZE]:
             with self._lock:
                 start = self._next_keys_to_make_due.pop(target)
             try:
-                next_key = self._store.make_due(target, start, PAGE, self._clock())
+                next_key = self._store.make_due(target, start, PAGE_SIZE, self._clock())
             except BaseException:
                 with self._lock:
                     self._next_keys_to_make_due.setdefault(target, start)

@@ -45,7 +45,7 @@ from rocketmq_spark.spool.records import (
     sequence_of,
 )
 from rocketmq_spark.spool.recovery import ALL_KEYS, complete_folder_of, find_contradiction
-from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT, PAGE, DeadLetters, Redelivery, TargetRules
+from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT, PAGE_SIZE, DeadLetters, Redelivery, TargetRules
 from rocketmq_spark.spool.store import Store
 
 SEND_KIND = "send"
@@ -298,14 +298,14 @@ def _monotonic_ms() -> int:
 
 class RedeliveryPolicy(NamedTuple):
     """How records are sent again: a decoder for each kind, the maximum number of records in flight, and the schedule after
-    failures. ``notes`` returns the notes that are written with stored sends. ``dead_letters`` is for records that are given up;
-    the kind of dead letters has a decoder, too. ``target_rules`` has the rules for the targets of records.
+    failures. ``notes_of_sends`` returns the notes that are written with stored sends. ``dead_letters`` is for records that are
+    given up; the kind of dead letters has a decoder, too. ``target_rules`` has the rules for the targets of records.
     """
 
     decoders: Mapping[str, Callable[[Record], SpooledSend]]
     max_in_flight: int = MAX_IN_FLIGHT
     schedule: Schedule = Schedule()
-    notes: Callable[[Sequence[SpooledSend]], Mapping[bytes, bytes]] | None = None
+    notes_of_sends: Callable[[Sequence[SpooledSend]], Mapping[bytes, bytes]] | None = None
     dead_letters: DeadLetters | None = None
     target_rules: TargetRules | None = None
 
@@ -328,12 +328,12 @@ class SendSpool:
         policy: RedeliveryPolicy = SEND_POLICY,
     ) -> None:
         self.store = store
-        self._notes = policy.notes
+        self._notes_of_sends = policy.notes_of_sends
         self._resender = resender
         try:
             timer.start()  # starts the thread here, so that the caller gets the error if the thread cannot start
             self._schedule = schedule or policy.schedule
-            self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
+            self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_recorded_ms)
             if policy.target_rules is not None:
                 store.start_target_rules(policy.target_rules.fingerprint)
             handlers = {kind: functools.partial(self._handle, decode) for kind, decode in policy.decoders.items()}
@@ -376,7 +376,7 @@ class SendSpool:
         now_ms = self._clock()
         due_ms = self._schedule.due_ms(0, now_ms)
         assert due_ms is not None
-        notes = None if self._notes is None else self._notes(sends)
+        notes = None if self._notes_of_sends is None else self._notes_of_sends(sends)
         # A send that is behind another send of its lane has not been tried.
         tried_sends = [send for send in sends if not self.has_earlier_record(send)]
         self.store.add([(record_of(send, now_ms), due_ms) for send in sends], notes)
@@ -414,9 +414,9 @@ class SendSpool:
         deadline = Deadline.after(timeout_s)
         if dead:
             self.store.revive(self._clock())
-        start = self.store.make_due(None, None, PAGE, self._clock())
+        start = self.store.make_due(None, None, PAGE_SIZE, self._clock())
         while start is not None:
-            start = self.store.make_due(None, start, PAGE, self._clock())
+            start = self.store.make_due(None, start, PAGE_SIZE, self._clock())
         self.redelivery.drain(deadline)
         return len(self.store)
 
@@ -464,20 +464,20 @@ class SendSpool:
         return may_join
 
     def _handle(
-        self, decode: Callable[[Record], SpooledSend], records: Sequence[Record], done: Callable[[Resent], None]
+        self, decode: Callable[[Record], SpooledSend], records: Sequence[Record], on_result: Callable[[Resent], None]
     ) -> str | None:
         try:
             sends = [decode(record) for record in records]
         except (DecodeError, MessageRefused) as e:  # every attempt would fail with this error
-            done(Resent(None, e.message))
+            on_result(Resent(None, e.message))
             return None
         if (target := target_of(sends[0])) != records[0].target:
             return target
         send = sends[0] if len(sends) == 1 else self._resender.join_sends(sends)
-        self._resender.resend(send, functools.partial(self._on_resent, done))
+        self._resender.resend(send, functools.partial(self._on_resent, on_result))
         return None
 
-    def _on_resent(self, done: Callable[[Resent], None], resent: Resent) -> None:
-        done(resent)
+    def _on_resent(self, on_result: Callable[[Resent], None], resent: Resent) -> None:
+        on_result(resent)
         if resent.error is None and resent.queue is not None:
             self.note_accepted_send(resent.queue)

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rocketmq_spark.base.folders import warn_if_open, warn_if_replaceable
+from rocketmq_spark.base.folders import warn_if_others_have_rights, warn_if_replaceable
 from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, SpoolError
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool.changes import AddRequest, AtomicChange, GroupCommit, StoredRecord
@@ -68,7 +68,7 @@ from rocketmq_spark.spool.turns import Admission
 
 logger = logging.getLogger(__name__)
 
-REVIVE_PAGE, REVIVE_PAGE_BYTES = 1000, 8 << 20
+REVIVE_PAGE_SIZE, REVIVE_PAGE_BYTES = 1000, 8 << 20
 RETARGET_PAGE_BYTES = 4 << 20
 
 
@@ -91,7 +91,7 @@ class Store:
     ) -> None:
         self.path = path.absolute()
         self._use = use
-        self._sync, self._space = sync != "never", FreeSpace(self.path, max_bytes)
+        self._must_sync, self._free_space = sync != "never", FreeSpace(self.path, max_bytes)
         self._any_owner = any_owner
         self._lock = threading.RLock()
         self._group_commit = GroupCommit(self._lock, self._add, batched=sync == "batch")
@@ -106,7 +106,7 @@ class Store:
         self._owner: SpoolOwner | None = None
         self._has_failed = self._is_damaged = self._is_closed = False
         self.damage_count = 0
-        self._opened = _Opened(self)
+        self._opened_database = _OpenedDatabase(self)
         reserve_folder(self)
         try:
             self._open()
@@ -140,14 +140,14 @@ class Store:
 
     def notes(self) -> dict[bytes, bytes]:
         """Return the latest notes by name."""
-        with self._opened:
+        with self._opened_database:
             return {key[len(NOTE) :]: value for key, value in self._db.scan(NOTE, area_end(NOTE))}
 
     def places(self, space: bytes, start: bytes | None = None, limit: int = 1) -> list[bytes]:
         """Return the first ``limit`` places of a space, from ``start`` on; without ``start``, only the first place. A space is
         the name of an index of records, and a place is the key of an unfinished record in it (see ``lanes``).
         """
-        with self._opened:
+        with self._opened_database:
             if start is None:
                 first_place = self._marks.first_place(space)
                 return [] if first_place is None else [first_place]
@@ -157,7 +157,7 @@ class Store:
         """Remove marks from records. Returns the number of removed marks. The records are kept, and can still be found by their
         other marks.
         """
-        with self._opened:
+        with self._opened_database:
             count, marks_left = 0, marks
             while marks_left:
                 change, marks_left = self._marks.removal(marks_left, self.totals)
@@ -182,7 +182,7 @@ class Store:
     def _drop_records(
         self, marks: Sequence[tuple[bytes, bytes]], keeps_record: Callable[[Record, tuple[bytes, bytes]], bool]
     ) -> int:
-        with self._opened:
+        with self._opened_database:
             change, dropped_sequences, marks_to_remove = AtomicChange(self.totals), set(), []
             for mark in marks:
                 due = self._marks.find(*mark)
@@ -223,13 +223,13 @@ class Store:
 
         The caller must settle each record. A record that cannot be read becomes a dead letter, unchanged, with the reason.
         """
-        with self._opened:
+        with self._opened_database:
             leased_records: list[LeasedRecord] = []
             size = 0
             accepts = _accept_all_targets if admission is None else admission.accepts
             try:
-                with contextlib.closing(self._pending.due(now_ms, accepts)) as due:
-                    for pending, value in due:
+                with contextlib.closing(self._pending.due_entries(now_ms, accepts)) as due_entries:
+                    for pending, value in due_entries:
                         if (leased := self._decode(pending, value, now_ms)) is not None:
                             if predicate is not None:
                                 followers = records_to_batch(self._db, pending.due.sequence, leased.record, predicate)
@@ -255,9 +255,9 @@ class Store:
         """Write the results of taken records in one write. If a record is ``Done``, the records that were sent with it are
         finished, too; otherwise they still wait in their lane.
         """
-        with self._opened:
+        with self._opened_database:
             change = AtomicChange(self.totals)
-            change.totals.last_ms = max(now_ms, self.totals.last_ms)
+            change.totals.last_recorded_ms = max(now_ms, self.totals.last_recorded_ms)
             emptied_lanes = []
             for leased, verdict in verdicts:
                 sequence, tries = leased.pending.due.sequence, leased.state.tries + 1
@@ -272,7 +272,7 @@ class Store:
                     continue
                 if isinstance(verdict, Replaced):
                     replacement = dataclasses.replace(verdict.record, marks=record.marks)
-                    has_failed = pending.waits or leased.state.tries > 0
+                    has_failed = pending.waits_for_answer or leased.state.tries > 0
                     due, state = pending.due, leased.state
                     if verdict.reason is not None:
                         # A write may have taken place although it seemed to fail. A repeated write must not count the given-up
@@ -288,7 +288,10 @@ class Store:
                     if verdict.record is not None:
                         size = change.rewrite(sequence, dataclasses.replace(verdict.record, marks=record.marks), size)
                     change.add_dead(
-                        sequence, size, RecordState(tries, now_ms, verdict.reason), is_new=verdict.record is None
+                        sequence,
+                        size,
+                        RecordState(tries, now_ms, verdict.reason),
+                        is_new_give_up=verdict.record is None,
                     )
                 else:
                     change.finish(sequence, size)
@@ -312,10 +315,10 @@ class Store:
 
         Returns the key at which the next call continues, or None after the last record.
         """
-        with self._opened:
+        with self._opened_database:
             change, next_key, has_marks = AtomicChange(self.totals), None, self._marks.has_any_marks
             groups = self._pending.groups() if target is None else [group_of(target, True)]
-            with contextlib.closing(self._due_later(groups, start, now_ms)) as entries:
+            with contextlib.closing(self._entries_due_later(groups, start, now_ms)) as entries:
                 for count, (key, state) in enumerate(entries):
                     if count >= limit:
                         next_key = key
@@ -327,7 +330,7 @@ class Store:
                 self._write(change)
             return next_key
 
-    def _due_later(
+    def _entries_due_later(
         self, groups: Iterable[bytes], start: bytes | None, now_ms: int
     ) -> Generator[tuple[bytes, bytes], None, None]:
         """Yield the pending entries of ``groups``, from ``start`` on, that are due after ``now_ms``."""
@@ -341,7 +344,7 @@ class Store:
         """Write into the store that new records get their targets from the rules with this ``fingerprint``. ``retarget``
         corrects the targets of the records that already wait.
         """
-        with self._opened:
+        with self._opened_database:
             if not self.has_targets_of(fingerprint):
                 # The note must be written before this process adds its first record. Otherwise, if this process is killed, a
                 # later process with the previous rules would find its own fingerprint, and not compare the targets.
@@ -349,7 +352,7 @@ class Store:
 
     def has_targets_of(self, fingerprint: bytes) -> bool:
         """Whether it is certain that all pending records got their targets from the rules with this ``fingerprint``."""
-        with self._opened:
+        with self._opened_database:
             return self._db.get(NOTE + TARGET_RULES_NOTE) == fingerprint
 
     def retarget(
@@ -366,7 +369,7 @@ class Store:
 
         Returns the key at which the next call continues, or None after the last record.
         """
-        with self._opened:
+        with self._opened_database:
             change, next_key, size = AtomicChange(self.totals), None, 0
             with contextlib.closing(self._db.scan(start or PENDING, area_end(PENDING))) as entries:
                 for count, (raw_key, state) in enumerate(entries):
@@ -392,19 +395,19 @@ class Store:
 
     def next_due_ms(self, excluded_targets: Collection[str] = ()) -> int | None:
         """Return the first due time of all records, except leased records and records of ``excluded_targets``."""
-        with self._opened:
+        with self._opened_database:
             return self._pending.first_due_ms(excluded_targets)
 
     def due_targets(self, targets: Collection[str], now_ms: int) -> list[str]:
         """Return the ``targets`` that have due records which are not leased."""
-        with self._opened:
+        with self._opened_database:
             return self._pending.due_targets(targets, now_ms)
 
     def revive(self, now_ms: int, target_of: Callable[[Record], str] = operator.attrgetter("target")) -> int:
         """Make readable dead records pending again, without a lane. They get the targets that ``target_of`` returns, and may use
         all attempts again. Returns the number of records.
         """
-        with self._opened:
+        with self._opened_database:
             count_before, change = len(self), AtomicChange(self.totals)
             for sequence, record, size in recovery.dead_records(self._db):
                 if isinstance(record, Record):
@@ -412,10 +415,12 @@ class Store:
                     change.revive(sequence, record, size, target)
                     due = Due(max(now_ms, record.original_due_ms or 0), sequence)
                     # If the record is due later, it must not become due when its target answers.
-                    pending = dataclasses.replace(record, target=target).pending_key(due, failed=due.due_ms <= now_ms)
+                    pending = dataclasses.replace(record, target=target).pending_key(
+                        due, has_failed=due.due_ms <= now_ms
+                    )
                     change.add_pending(pending, RecordState(0, now_ms).encode())
                 revived_bytes = change.totals.size - self.totals.size
-                if len(change.puts) >= REVIVE_PAGE or revived_bytes >= REVIVE_PAGE_BYTES:
+                if len(change.puts) >= REVIVE_PAGE_SIZE or revived_bytes >= REVIVE_PAGE_BYTES:
                     # The change is written in portions, because there may be millions of dead records.
                     self._write(change)
                     change = AtomicChange(self.totals)
@@ -426,7 +431,7 @@ class Store:
         """Set the owner of the records. If the records belong to another owner, raises ``SpoolError``, or with ``force`` assigns
         the records to ``owner``. With ``keep_owner``, the owner is checked, but the stored owner is not changed.
         """
-        with self._opened:
+        with self._opened_database:
             stored_owner = recovery.read_owner(self._db)
             if self.totals.all_bytes and not force and not owner.may_use(stored_owner):
                 raise SpoolError(
@@ -440,7 +445,7 @@ class Store:
                 puts, deletes = owner.puts_and_deletes_of_notes(
                     self._db.scan(NOTE, area_end(NOTE)), stored_owner, force
                 )
-                self._db.write([(key, owner.encode()) for key in OWNER] + puts, deletes, sync=self._sync)
+                self._db.write([(key, owner.encode()) for key in OWNER] + puts, deletes, sync=self._must_sync)
 
     def verify(self) -> None:
         """Read the whole database, and repair the damage that is found."""
@@ -450,7 +455,7 @@ class Store:
             self._read_all()  # the database was repaired by this call
 
     def _read_all(self) -> None:
-        with self._opened:
+        with self._opened_database:
             for _ in self._db.scan(*recovery.ALL_KEYS):
                 pass
 
@@ -476,7 +481,7 @@ class Store:
             self._has_failed = True
             self._db.close()
             raise
-        warn_if_open(self.path, "whole messages")
+        warn_if_others_have_rights(self.path, "whole messages")
         warn_if_replaceable(self.path, "the spool of this process")
 
     def _open_files(self) -> None:
@@ -506,7 +511,7 @@ class Store:
             next_sequence = self.totals.next_sequence  # the sequence of a leased record is never reused
             self.totals = recovery.stored_totals(db) or Totals()
             self.totals.next_sequence = max(next_sequence, self.totals.next_sequence)
-            self.last_done_due_ms = self.last_done_due_ms or self.totals.last_ms
+            self.last_done_due_ms = self.last_done_due_ms or self.totals.last_recorded_ms
             self._lanes = set(lanes_in(db))
             self._marks = Marks(db, bool(self._leased_sequences))
             self._pending = PendingIndex(db, self._leased_sequences)
@@ -519,13 +524,13 @@ class Store:
 
     def _add(self, requests: Sequence[AddRequest]) -> None:
         try:
-            with self._opened:
+            with self._opened_database:
                 change = AtomicChange(self.totals)
                 lanes = set(self._lanes) if any(request.has_lanes for request in requests) else self._lanes
                 written_records: dict[tuple[bytes, bytes], StoredRecord] = {}  # records by their first mark
                 for request in requests:
                     used_bytes = change.totals.all_bytes
-                    if request.items and (problem := self._space.check(used_bytes, request.size)) is not None:
+                    if request.items and (problem := self._free_space.check(used_bytes, request.size)) is not None:
                         request.error = problem
                         continue
                     change.puts += request.notes
@@ -539,7 +544,7 @@ class Store:
                         state = request.states[index] if request.states else new_state
                         sequence = change.add(record, data, state)
                         if not record.lane or record.lane not in lanes:
-                            pending = record.pending_key(Due(due_ms, sequence), failed=state.tries > 0)
+                            pending = record.pending_key(Due(due_ms, sequence), has_failed=state.tries > 0)
                             change.add_pending(pending, state.encode())
                         if record.lane:
                             lanes.add(record.lane)
@@ -548,7 +553,7 @@ class Store:
                             written_records[record.marks[0]] = StoredRecord(Due(due_ms, sequence), record, len(data))
                             self._marks.update_cache(record)
                 if change.puts:
-                    self._write(change, self._sync)
+                    self._write(change, self._must_sync)
                     self._lanes = lanes
         except RocketMQError as e:
             for request in requests:
@@ -570,7 +575,7 @@ class Store:
         except DecodeError as e:
             logger.error("record %d of the spool in %s becomes a dead letter: %s", due.sequence, self.path, e)
             # A caller that takes all records passes a ``now_ms`` in the far future. Such a time must not be stored.
-            now_ms = min(now_ms, max(due.due_ms, self.totals.last_ms))
+            now_ms = min(now_ms, max(due.due_ms, self.totals.last_recorded_ms))
             change = AtomicChange(self.totals)
             change.remove_pending(pending)
             change.add_dead(due.sequence, len(data), RecordState(0, now_ms, f"it cannot be read: {e.message}"))
@@ -615,7 +620,7 @@ def _accept_all_targets(target: str) -> bool:
     return True
 
 
-class _Opened:
+class _OpenedDatabase:
     """A context in which the caller has the lock of a store, and the store's database is open. After a failure, such as a full
     disk, RocksDB accepts no writes until it is reopened, and may have written more than it reported. A damaged database is
     repaired.

@@ -52,36 +52,38 @@ class QueueEnds:
     store time are not in ``stored_ms``.
     """
 
-    queues: Mapping[MessageQueue, int]
+    end_offsets: Mapping[MessageQueue, int]
     masters: Mapping[str, str]
     stored_ms: Mapping[MessageQueue, int] = field(default_factory=dict)
 
     @property
     def topics(self) -> list[str]:
-        return sorted({queue.topic for queue in self.queues})
+        return sorted({queue.topic for queue in self.end_offsets})
 
     def ends_of_topics(self, topics: Iterable[str]) -> QueueEnds:
         """The ends of the queues of ``topics``."""
         kept_topics = set(topics)
-        return self.ends_of_queues(queue for queue in self.queues if queue.topic in kept_topics)
+        return self.ends_of_queues(queue for queue in self.end_offsets if queue.topic in kept_topics)
 
     def with_further_queues(self, other: QueueEnds) -> QueueEnds:
         """The ends of all queues of this object, and the ends of ``other`` for further queues."""
-        further_times = {queue: time_ms for queue, time_ms in other.stored_ms.items() if queue not in self.queues}
+        further_times = {queue: time_ms for queue, time_ms in other.stored_ms.items() if queue not in self.end_offsets}
         return QueueEnds(
-            {**other.queues, **self.queues}, {**other.masters, **self.masters}, {**further_times, **self.stored_ms}
+            {**other.end_offsets, **self.end_offsets},
+            {**other.masters, **self.masters},
+            {**further_times, **self.stored_ms},
         )
 
-    def ends_of_broker(self, name: str, queues: Mapping[MessageQueue, int]) -> QueueEnds:
-        """The ends in ``queues``, all on the broker ``name``, with the noted master of this broker."""
-        return QueueEnds(queues, {name: self.masters[name]})
+    def ends_of_broker(self, name: str, end_offsets: Mapping[MessageQueue, int]) -> QueueEnds:
+        """The ends in ``end_offsets``, all on the broker ``name``, with the noted master of this broker."""
+        return QueueEnds(end_offsets, {name: self.masters[name]})
 
     def ends_of_queues(self, queues: Iterable[MessageQueue]) -> QueueEnds:
         """The ends of ``queues``. Queues without a noted end are omitted."""
-        kept_queues = {queue for queue in queues if queue in self.queues}
+        kept_queues = {queue for queue in queues if queue in self.end_offsets}
         broker_names = {queue.broker_name for queue in kept_queues}
         return QueueEnds(
-            {queue: end for queue, end in self.queues.items() if queue in kept_queues},
+            {queue: end for queue, end in self.end_offsets.items() if queue in kept_queues},
             {name: address for name, address in self.masters.items() if name in broker_names},
             {queue: time_ms for queue, time_ms in self.stored_ms.items() if queue in kept_queues},
         )
@@ -89,7 +91,7 @@ class QueueEnds:
     def to_json(self) -> dict[str, Any]:
         brokers = {name: {"master": self.masters[name]} for name in sorted(self.masters)}
         return {
-            "topics": _numbers_by_topic(self.queues),
+            "topics": _numbers_by_topic(self.end_offsets),
             "brokers": brokers,
             "stored": _numbers_by_topic(self.stored_ms),
         }
@@ -102,12 +104,14 @@ class QueueEnds:
 
     def ranges(self, later_ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
         """The ranges from the noted ends to ``later_ends``, without empty ranges, broker by broker."""
-        order = sorted(self.queues, key=lambda queue: (queue.broker_name, queue))
-        return [OffsetRange(q, self.queues[q], later_ends[q]) for q in order if self.queues[q] < later_ends[q]]
+        order = sorted(self.end_offsets, key=lambda queue: (queue.broker_name, queue))
+        return [
+            OffsetRange(q, self.end_offsets[q], later_ends[q]) for q in order if self.end_offsets[q] < later_ends[q]
+        ]
 
     def check_bounds(self, bounds: Mapping[MessageQueue, QueueBounds]) -> None:
         """Raises ``UnprovedError`` if messages after a noted end are missing."""
-        for queue, end in sorted(self.queues.items()):
+        for queue, end in sorted(self.end_offsets.items()):
             current_bounds = bounds.get(queue)
             if current_bounds is None:
                 problem = "its broker does not report it any more"
@@ -122,20 +126,20 @@ class QueueEnds:
     @property
     def last_offsets(self) -> dict[MessageQueue, int]:
         """The offset of the last message before each end, for queues in ``stored_ms``."""
-        return {queue: self.queues[queue] - 1 for queue in sorted(self.stored_ms)}
+        return {queue: self.end_offsets[queue] - 1 for queue in sorted(self.stored_ms)}
 
     def check_store_times(self, current_times: Mapping[MessageQueue, int]) -> None:
         """Raises ``UnprovedError`` if the message before an end has another store time than the noted time. Messages that
         retention has deleted since then are not checked.
         """
         for queue, stored_ms in sorted(current_times.items()):
-            noted_ms = self.stored_ms.get(queue, stored_ms)
-            if noted_ms == stored_ms:
+            noted_store_ms = self.stored_ms.get(queue, stored_ms)
+            if noted_store_ms == stored_ms:
                 continue
-            previous_state = f"stored at {utc_text(noted_ms)}" if noted_ms else "not kept any more"
+            previous_state = f"stored at {utc_text(noted_store_ms)}" if noted_store_ms else "not kept any more"
             raise _unproved_error(
                 queue,
-                f"the message before offset {self.queues[queue]} was {previous_state}, and now there is one stored at "
+                f"the message before offset {self.end_offsets[queue]} was {previous_state}, and now there is one stored at "
                 f"{utc_text(stored_ms)}: the topic was created again, or its broker lost messages",
             )
 
@@ -262,7 +266,7 @@ def id_reader(
                 _ID_COLUMNS,
                 "none",
                 NO_FILTER,
-                pull_source.on_holes,
+                pull_source.usable_answer_counter,
                 pull_source.with_true_ends,
                 BadMessages(),
             )
@@ -349,14 +353,14 @@ class BatchHashes(ScopedHashes):
             self._row_blocks.clear()
         else:
             self._row_blocks.append(rows)
-        numbers, counts = (
+        task_keys, counts = (
             values.tolist() for values in np.unique(task_key(_partition_numbers(rows)), return_counts=True)
         )
-        for number, count in zip(numbers, counts, strict=True):
-            self.counts[number] += count
-            self._ranges_by_task.setdefault(number, {} if self._shared_ranges is None else self._shared_ranges)
+        for key, count in zip(task_keys, counts, strict=True):
+            self.counts[key] += count
+            self._ranges_by_task.setdefault(key, {} if self._shared_ranges is None else self._shared_ranges)
         for ranges in {
-            id(ranges_of_task): ranges_of_task for ranges_of_task in map(self._ranges_by_task.__getitem__, numbers)
+            id(ranges_of_task): ranges_of_task for ranges_of_task in map(self._ranges_by_task.__getitem__, task_keys)
         }.values():
             _widen(ranges, self._current_ranges)
         if self._shared_ranges is None and sum(map(len, self._ranges_by_task.values())) > MAX_TASK_RANGES:

@@ -56,29 +56,29 @@ class ScanTools:
 
 
 class StoredIdScan:
-    """One scan of the messages after the ends ``since``. The scan fails if a topic was created again after ``noted_ends``: ends
-    that were noted earlier, or ``since`` by default.
+    """One scan of the messages after the ends ``start_ends``. The scan fails if a topic was created again after ``noted_ends``:
+    ends that were noted earlier, or ``start_ends`` by default.
     """
 
-    def __init__(self, tools: ScanTools, since: QueueEnds, noted_ends: Sequence[QueueEnds] | None = None) -> None:
+    def __init__(self, tools: ScanTools, start_ends: QueueEnds, noted_ends: Sequence[QueueEnds] | None = None) -> None:
         self._tools = tools
-        self._since = since
-        self._noted_ends = (since,) if noted_ends is None else noted_ends
-        self._broker_names = sorted(since.masters)
+        self._start_ends = start_ends
+        self._noted_ends = (start_ends,) if noted_ends is None else noted_ends
+        self._broker_names = sorted(start_ends.masters)
         self._clock = tools.clock
         self._last_answer_s: dict[str, float] = {}
         self._settle_start_s: dict[str, float] = {}
         self._indexes_after_replication_by_broker: dict[str, bool] = {}
 
     def run(self, on_ids: Callable[[pa.Array], None]) -> dict[MessageQueue, int]:
-        """Call ``on_ids`` with the ids of all messages after the ends ``since``. Returns the later ends, up to which ids were
-        read.
+        """Call ``on_ids`` with the ids of all messages after the ends ``start_ends``. Returns the later ends, up to which ids
+        were read.
 
         Raises ``UnprovedError`` if the ids cannot be proved to be complete, and the error of a broker that did not answer in
         time.
         """
         first_ends = self._fetch_ends()
-        self._read(self._since.ranges(first_ends), on_ids)
+        self._read(self._start_ends.ranges(first_ends), on_ids)
         self._wait_until_settled()
         last_ends = self._fetch_ends()
         QueueEnds(first_ends, {}).check_bounds({queue: QueueBounds(0, end, 0) for queue, end in last_ends.items()})
@@ -108,9 +108,9 @@ class StoredIdScan:
             )
             if is_behind:
                 return None
-        bounds = self._tools.offsets.bounds(self._since.queues, Deadline.after(self._tools.request_timeout_s))
-        self._since.check_bounds(bounds)
-        return {queue: bounds[queue].max_offset for queue in self._since.queues}
+        bounds = self._tools.offsets.bounds(self._start_ends.end_offsets, Deadline.after(self._tools.request_timeout_s))
+        self._start_ends.check_bounds(bounds)
+        return {queue: bounds[queue].max_offset for queue in self._start_ends.end_offsets}
 
     def _check_not_recreated(self) -> dict[MessageQueue, int]:
         """Check that topics were not created again. If a topic was created again, other producers may have filled a queue
@@ -131,14 +131,14 @@ class StoredIdScan:
         """Checks that every broker still has its noted master. Uses the current routes, or cached routes if no name server
         answers.
         """
-        for topic in self._since.topics:
+        for topic in self._start_ends.topics:
             try:
                 self._tools.routes.get(topic, MAX_GAP_S, Deadline.after(self._tools.request_timeout_s))
             except RocketMQError as e:
                 if not e.retriable:
                     raise
                 logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
-        for name, noted_address in self._since.masters.items():
+        for name, noted_address in self._start_ends.masters.items():
             address = self._tools.routes.address(name)
             if address != noted_address:
                 raise UnprovedError(
@@ -175,19 +175,19 @@ class StoredIdScan:
         """Wait until every broker has answered during the whole settle time, and has no send in its queue that arrived before
         the end of this time.
         """
-        waited_since = self._clock.now()
+        wait_start_s = self._clock.now()
         while True:
             states = self._fetch_log_states(Deadline.after(self._tools.request_timeout_s))
-            unsettled = [name for name in self._broker_names if not self._is_settled(name, states[name])]
-            if not unsettled:
+            unsettled_brokers = [name for name in self._broker_names if not self._is_settled(name, states[name])]
+            if not unsettled_brokers:
                 return
-            name, now = unsettled[0], self._clock.now()
-            if now - max(waited_since, self._last_answer_s.get(name, waited_since)) > self._tools.timeout_s:
+            name, now = unsettled_brokers[0], self._clock.now()
+            if now - max(wait_start_s, self._last_answer_s.get(name, wait_start_s)) > self._tools.timeout_s:
                 raise CallTimeout(
                     f"broker {name} does not answer, so that what is stored there cannot be proved",
                     remedy=f"Start broker {name}, {OR_AT_LEAST_ONCE}",
                 )
-            if now - waited_since > self._tools.timeout_s + _UNSETTLED_FACTOR * self._tools.settle_s:
+            if now - wait_start_s > self._tools.timeout_s + _UNSETTLED_FACTOR * self._tools.settle_s:
                 raise CallTimeout(
                     f"broker {name} answers only sometimes, or keeps sends waiting for its log for long, so that "
                     "what is stored there cannot be proved",
@@ -200,8 +200,8 @@ class StoredIdScan:
             if not state.retriable:
                 raise state
             return False
-        settled_s = state.measured_s - self._settle_start_s[name] - self._tools.settle_s
-        return settled_s >= 0 and state.head_wait_ms <= 1000 * settled_s
+        settled_duration_s = state.measured_s - self._settle_start_s[name] - self._tools.settle_s
+        return settled_duration_s >= 0 and state.head_wait_ms <= 1000 * settled_duration_s
 
     def _retry(self, attempt: Callable[[], dict[MessageQueue, int] | None]) -> dict[MessageQueue, int]:
         """Repeat ``attempt`` until it returns a value. After the timeout, raise the last error of ``attempt``."""
@@ -242,7 +242,7 @@ MakeTools = Callable[[float, Clock], ScanTools]
 # delete messages that a scan must read.
 NOTE_MAX_AGE_S = 60.0
 # If a broker did not report the ends of queues, they are requested again only after this time.
-_UNAVAILABLE_S = 5.0
+_UNAVAILABLE_PAUSE_S = 5.0
 
 
 class NotedStoredIds:
@@ -254,19 +254,19 @@ class NotedStoredIds:
         self._stop_event = threading.Event()
 
     def end(self, queue: MessageQueue) -> QueueEnd:
-        return QueueEnd(self._ends.queues.get(queue, 0), self._ends.masters.get(queue.broker_name, ""))
+        return QueueEnd(self._ends.end_offsets.get(queue, 0), self._ends.masters.get(queue.broker_name, ""))
 
     def find_stored(
-        self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
+        self, from_offsets: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
     ) -> set[str]:
-        (name,) = {queue.broker_name for queue in since}
+        (name,) = {queue.broker_name for queue in from_offsets}
         id_array, found_ids = pa.array(sorted(ids), pa.string()), set[str]()
 
         def take(stored_ids: pa.Array) -> None:
             found_ids.update(stored_ids.filter(pc.is_in(stored_ids, id_array)).to_pylist())
 
         tools = self._make_tools(max(1.0, deadline.remaining()), Clock(sleep=self._sleep))
-        StoredIdScan(tools, QueueEnds(since, {name: master}), self._noted_ends(since, master)).run(take)
+        StoredIdScan(tools, QueueEnds(from_offsets, {name: master}), self._noted_ends(from_offsets, master)).run(take)
         return found_ids
 
     def _noted_ends(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
@@ -282,15 +282,15 @@ class NotedStoredIds:
 
 
 class _EndsNote(NamedTuple):
-    """The ends of a topic's queues on one broker and the master that reported the ends, or the error. ``previous`` is the earlier
-    note, which is kept because a send may have begun before this note.
+    """The ends of a topic's queues on one broker and the master that reported the ends, or the error. ``previous_note`` is the
+    earlier note, which is kept because a send may have begun before this note.
     """
 
     noted_s: float
     master: str
     ends: QueueEnds
     error: RocketMQError | None = None
-    previous: _EndsNote | None = None
+    previous_note: _EndsNote | None = None
 
 
 class LiveStoredIds(NotedStoredIds):
@@ -318,36 +318,40 @@ class LiveStoredIds(NotedStoredIds):
                     note = self._notes[queue.topic, queue.broker_name] = self._request_ends(queue, master)
         if note.error is not None:
             raise note.error.with_traceback(None)
-        return QueueEnd(note.ends.queues[queue], master)
+        return QueueEnd(note.ends.end_offsets[queue], master)
 
     def _cached_note(self, queue: MessageQueue, master: str) -> _EndsNote | None:
         note = self._notes.get((queue.topic, queue.broker_name))
-        if note is None or note.master != master or not (note.error or queue in note.ends.queues):
+        if note is None or note.master != master or not (note.error or queue in note.ends.end_offsets):
             return None
         return (
             note
-            if self._clock.now() - note.noted_s < (NOTE_MAX_AGE_S if note.error is None else _UNAVAILABLE_S)
+            if self._clock.now() - note.noted_s < (NOTE_MAX_AGE_S if note.error is None else _UNAVAILABLE_PAUSE_S)
             else None
         )
 
     def _request_ends(self, queue: MessageQueue, master: str) -> _EndsNote:
-        previous = self._notes.get((queue.topic, queue.broker_name))
-        if previous is not None:
-            previous = previous.previous if previous.error is not None else previous._replace(previous=None)
+        previous_note = self._notes.get((queue.topic, queue.broker_name))
+        if previous_note is not None:
+            previous_note = (
+                previous_note.previous_note
+                if previous_note.error is not None
+                else previous_note._replace(previous_note=None)
+            )
         unavailable_note = self._unavailable_notes.get(queue.broker_name)
         if (
             unavailable_note is not None
             and unavailable_note.master == master
-            and self._clock.now() - unavailable_note.noted_s < _UNAVAILABLE_S
+            and self._clock.now() - unavailable_note.noted_s < _UNAVAILABLE_PAUSE_S
         ):
             # The error of the last request is used, because a request for each further topic would wait for the broker that
             # hangs.
-            return unavailable_note._replace(previous=previous)
+            return unavailable_note._replace(previous_note=previous_note)
         try:
             ends, error = self._request_topic_ends(queue), None
         except RocketMQError as e:
             ends, error = QueueEnds({}, {}), e
-        note = _EndsNote(self._clock.now(), master, ends, error, previous)
+        note = _EndsNote(self._clock.now(), master, ends, error, previous_note)
         if isinstance(error, CallTimeout):
             self._unavailable_notes[queue.broker_name] = note
         return note
@@ -358,7 +362,7 @@ class LiveStoredIds(NotedStoredIds):
             note
             for newest in newest_notes
             if newest is not None
-            for note in (newest, newest.previous)
+            for note in (newest, newest.previous_note)
             if note is not None
         ]
         return [note.ends.ends_of_queues(queues) for note in notes if note.master == master]
@@ -393,7 +397,7 @@ class LiveStoredIds(NotedStoredIds):
             if not e.retriable:
                 raise
             logger.info("could not refresh the route of %s: %s", queue.topic, e)
-            return {queue} if note is None else {queue, *note.ends.queues}
+            return {queue} if note is None else {queue, *note.ends.end_offsets}
         return {
             queue,
             *(other_queue for other_queue in route.readable_queues() if other_queue.broker_name == queue.broker_name),

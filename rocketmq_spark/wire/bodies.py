@@ -76,7 +76,7 @@ class GroupMembership:
     versions_ms: Mapping[str, int] = field(default_factory=dict)
     expression_types: Mapping[str, str] = field(default_factory=dict)
 
-    def name_on_wire(self, to_wire_name: Callable[[str], str]) -> GroupMembership:
+    def with_names_on_wire(self, to_wire_name: Callable[[str], str]) -> GroupMembership:
         """The same membership with topic names as they are on the wire."""
         return replace(
             self,
@@ -127,8 +127,8 @@ def route(topic: str, body: Bytes) -> TopicRoute:
     """Answer to GET_ROUTEINFO_BY_TOPIC. The answer may have queues without their broker, and brokers without queues; the
     methods of the route omit both.
 
-    ``acting`` of a broker means that a slave may be acting as master. ``acting`` is also true if the topic has no write
-    permission, because the answer is the same in both cases.
+    ``has_acting_master`` of a broker means that a slave may be acting as master. ``has_acting_master`` is also true if the topic
+    has no write permission, because the answer is the same in both cases.
     """
     with _protocol_errors("route"):
         data = read_json(body)
@@ -151,7 +151,7 @@ def route(topic: str, body: Bytes) -> TopicRoute:
         brokers = {
             (broker := _broker(item)).broker_name: replace(
                 broker,
-                acting=bool(item.get("enableActingMaster"))
+                has_acting_master=bool(item.get("enableActingMaster"))
                 and bool(broker.master)
                 and broker.broker_name in brokers_without_write,
             )
@@ -431,30 +431,30 @@ def heartbeat(
     )
 
 
-def _membership(member: GroupMembership) -> dict[str, Any]:
+def _membership(membership: GroupMembership) -> dict[str, Any]:
     return {
-        "consumeFromWhere": member.consume_from_where,
-        "consumeType": member.consume_type,
-        "groupName": member.group,
-        "messageModel": member.message_model,
-        "subscriptionDataSet": subscription_data(member),
-        "unitMode": member.unit_mode,
+        "consumeFromWhere": membership.consume_from_where,
+        "consumeType": membership.consume_type,
+        "groupName": membership.group,
+        "messageModel": membership.message_model,
+        "subscriptionDataSet": subscription_data(membership),
+        "unitMode": membership.unit_mode,
     }
 
 
-def subscription_data(member: GroupMembership) -> list[dict[str, Any]]:
+def subscription_data(membership: GroupMembership) -> list[dict[str, Any]]:
     """A consumer's subscriptions in the form of a heartbeat."""
     return [
         {
             "classFilterMode": False,
             "codeSet": list(subscription.codes),
-            "expressionType": member.expression_types.get(topic, "TAG"),
+            "expressionType": membership.expression_types.get(topic, "TAG"),
             "subString": subscription.sub_string,
-            "subVersion": member.versions_ms.get(topic, 0),
+            "subVersion": membership.versions_ms.get(topic, 0),
             "tagsSet": list(subscription.tags),
             "topic": topic,
         }
-        for topic, subscription in member.subscriptions.items()
+        for topic, subscription in membership.subscriptions.items()
     ]
 
 

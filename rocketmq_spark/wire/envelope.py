@@ -25,7 +25,7 @@ QUEUE = "DMQ_QUEUE"
 _HEAD = struct.Struct(">4sBBq16sqiHI")
 # Positions of kind, due time and digest.
 KIND_AT, DUE_AT, DIGEST_AT, DIGEST_END = 5, 6, 14, 30
-_HANDLE = "dmq1"
+_HANDLE_VERSION = "dmq1"
 
 
 class Envelope(NamedTuple):
@@ -113,7 +113,7 @@ class DelayHandle(NamedTuple):
     msg_id: str
 
     def __str__(self) -> str:
-        return encode_handle(_HANDLE, self.topic, self.broker_name, self.queue_id, self.due_ms, self.msg_id)
+        return encode_handle(_HANDLE_VERSION, self.topic, self.broker_name, self.queue_id, self.due_ms, self.msg_id)
 
     @classmethod
     def parse(cls, text: str) -> DelayHandle | None:
@@ -122,7 +122,7 @@ class DelayHandle(NamedTuple):
             version, *parts = decode_handle(text)
         except ValueError:
             return None
-        if version != _HANDLE:
+        if version != _HANDLE_VERSION:
             return None
         try:
             topic, broker_name, queue_id, due_ms, msg_id = parts

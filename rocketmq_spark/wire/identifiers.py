@@ -141,8 +141,8 @@ def month_bounds(now_ms: int) -> tuple[int, int]:
     in Java.
     """
     begin = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    year, month = divmod(begin.year * 12 + begin.month, 12)
-    end = begin.replace(year=year, month=month + 1)
+    end_year, end_month_index = divmod(begin.year * 12 + begin.month, 12)
+    end = begin.replace(year=end_year, month=end_month_index + 1)
     return int(begin.timestamp() * 1000), int(end.timestamp() * 1000)
 
 

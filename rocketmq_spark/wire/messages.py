@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from rocketmq_spark.base.budget import OBJECT_BYTES, estimated_memory
+from rocketmq_spark.base.budget import MESSAGE_OVERHEAD_BYTES, estimated_memory
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2, Property, SysFlag
 from rocketmq_spark.errors import DecodeError, MessageRefused, RemoteProtocolError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
@@ -31,7 +31,7 @@ _SYS_FLAG_AT = 39  # last byte of the system flag
 _SIZE_OFFSET_FLAG = struct.Struct(">i16xq8xi")  # size, queue offset and system flag out of the head
 _V6 = SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6
 # The head, then born host, store time, store host, reconsume times, prepared transaction offset, body length.
-_FIXED = {
+_FIXED_FIELDS = {
     0: struct.Struct(_HEAD.format + "4siq4siiqi"),
     int(SysFlag.BORNHOST_V6): struct.Struct(_HEAD.format + "16siq4siiqi"),
     int(SysFlag.STOREHOST_V6): struct.Struct(_HEAD.format + "4siq16siiqi"),
@@ -43,7 +43,7 @@ _LENGTH = struct.Struct(
     ">H"
 )  # length of a topic or of properties; lengths above a signed short are decoded, but never encoded
 _INT = struct.Struct(">i")
-_MIN_MESSAGE_BYTES = _FIXED[0].size + 1 + _SHORT.size
+_MIN_MESSAGE_BYTES = _FIXED_FIELDS[0].size + 1 + _SHORT.size
 
 # These flags are plain numbers, because arithmetic with members of an enumeration takes a microsecond.
 _V6_BITS, _COMPRESSED = int(_V6), int(SysFlag.COMPRESSED)
@@ -190,7 +190,7 @@ class Stamp(NamedTuple):
 
     offset: int
     stored_ms: int
-    inner_batch: bool
+    is_inner_batch: bool
 
 
 def first_stamp(body: Bytes) -> Stamp | None:
@@ -198,10 +198,10 @@ def first_stamp(body: Bytes) -> Stamp | None:
     if len(body) < _MIN_MESSAGE_BYTES:
         return None
     magic, sys_flag = _HEAD.unpack_from(body)[1], body[_SYS_FLAG_AT]
-    fixed = _FIXED[sys_flag & _V6_BITS]
-    if magic not in (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2) or len(body) < fixed.size:
+    fixed_fields = _FIXED_FIELDS[sys_flag & _V6_BITS]
+    if magic not in (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2) or len(body) < fixed_fields.size:
         return None
-    fields = fixed.unpack_from(body)
+    fields = fixed_fields.unpack_from(body)
     return Stamp(fields[5], fields[11], bool(fields[7] & SysFlag.INNER_BATCH))
 
 
@@ -225,7 +225,7 @@ def single_message(body: Bytes, broker_name: str, purpose: str, address: str | N
         raise RemoteProtocolError(f"{problem} came {purpose}, expected 1", address)
     data = bytes(body)
     stamp = first_stamp(data)
-    if stamp is not None and stamp.inner_batch:
+    if stamp is not None and stamp.is_inner_batch:
         raise RemoteProtocolError(f"a batch came {purpose}, expected one message", address)
     (message,) = decode_at(data, 0, len(data), settings)
     return message
@@ -297,7 +297,7 @@ def first_portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMes
     """
     if (
         isinstance(messages, list)
-        and OBJECT_BYTES * len(messages) + sum([len(m.body) for m in messages]) < PORTION_BYTES
+        and MESSAGE_OVERHEAD_BYTES * len(messages) + sum([len(m.body) for m in messages]) < PORTION_BYTES
     ):
         return messages, None
     portion: list[ReceivedMessage] = []
@@ -382,12 +382,12 @@ def _decode_and_unwrap(data: bytes, start: int, end: int, settings: DecodeSettin
 
 def _decode(data: bytes, start: int, end: int, settings: DecodeSettings) -> ReceivedMessage:
     """The message in ``data[start:end]``, which has at least the size of the shortest message."""
-    fixed = _FIXED[data[start + _SYS_FLAG_AT] & _V6_BITS]
+    fixed_fields = _FIXED_FIELDS[data[start + _SYS_FLAG_AT] & _V6_BITS]
     (
         size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms,
         born_ip, born_port, store_ms, store_ip, store_port, reconsume_times, prepared_offset, length,
-    ) = fixed.unpack_from(data, start)  # fmt: skip
-    body_at = start + fixed.size
+    ) = fixed_fields.unpack_from(data, start)  # fmt: skip
+    body_at = start + fixed_fields.size
     body_end = body_at + length
     if length < 0 or body_end >= end:
         raise DecodeError(f"a body of {length} bytes does not fit a message of {end - start} bytes")

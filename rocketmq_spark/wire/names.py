@@ -27,7 +27,7 @@ from rocketmq_spark.base.codes import (
     SYSTEM_TOPICS,
 )
 
-_ILLEGAL, _LEGAL = re.compile("[^%|a-zA-Z0-9_-]+"), re.compile("[%|a-zA-Z0-9_-]")
+_ILLEGAL_CHARACTERS, _LEGAL_CHARACTER = re.compile("[^%|a-zA-Z0-9_-]+"), re.compile("[%|a-zA-Z0-9_-]")
 _PREFIXES = (RETRY_PREFIX, DLQ_PREFIX)
 
 
@@ -58,7 +58,7 @@ def _problem(kind: str, name: str, scope: Scope | None, limit: int, special_kind
         return f"The specified {kind} is blank."
     wire_name = name if scope is None else scope.name_on_wire(name)
     for checked_name in (name, wire_name):
-        if illegal_characters := dict.fromkeys("".join(_ILLEGAL.findall(checked_name))):
+        if illegal_characters := dict.fromkeys("".join(_ILLEGAL_CHARACTERS.findall(checked_name))):
             legal = legal_name(checked_name, limit)
             return (
                 f"The specified {kind}: {checked_name}, contains illegal characters: {', '.join(map(repr, illegal_characters))}; "
@@ -72,10 +72,10 @@ def _problem(kind: str, name: str, scope: Scope | None, limit: int, special_kind
 
 def legal_name(name: str, limit: int = MAX_TOPIC_LENGTH) -> str:
     """The name with ``_`` in place of characters that are not allowed; empty if no letter or digit is left."""
-    first, last = _LEGAL.search(name), _LEGAL.search(name[::-1])
+    first, last = _LEGAL_CHARACTER.search(name), _LEGAL_CHARACTER.search(name[::-1])
     if first is None or last is None:
         return ""
-    legal = _ILLEGAL.sub("_", name[first.start() : len(name) - last.start()])[:limit]
+    legal = _ILLEGAL_CHARACTERS.sub("_", name[first.start() : len(name) - last.start()])[:limit]
     return legal if any(map(str.isalnum, legal)) else ""
 
 

@@ -25,13 +25,13 @@ from rocketmq_spark.base.java import string_hash
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 
-ALL = "*"
+ALL_TAGS = "*"
 # Prefix of a property's value in base64, for bytes that are not UTF-8 or that a property cannot hold (option ``kafkaColumns``).
 BASE64_MARK = "base64:"
 # If option ``emptyBodies`` is ``mark``, the sink stores this body for a row without a body. A property of the message then says
 # whether the row's body was null.
 STAND_IN_BODY = b"\0"
-DELETED, NULL_BODY, EMPTY_BODY = "deleted", "null", "empty"
+DELETED_PROPERTY, NULL_BODY, EMPTY_BODY = "deleted", "null", "empty"
 
 # The characters that Java's trim() removes: all up to the blank, but not the no-break space.
 _BLANKS = "".join(map(chr, range(0x21)))
@@ -41,7 +41,7 @@ _BLANKS = "".join(map(chr, range(0x21)))
 class Subscription:
     """The tags to which a group subscribes in a topic. Without tags, the group gets all messages."""
 
-    sub_string: str = ALL
+    sub_string: str = ALL_TAGS
     tags: tuple[str, ...] = ()
     codes: tuple[int, ...] = ()
 
@@ -54,7 +54,7 @@ class Subscription:
 
 def parse_subscription(expression: str | None) -> Subscription:
     """The tags of an expression and their hashes, sorted. Raises ``ValueError`` if the expression consists of ``||`` only."""
-    if not expression or expression == ALL:
+    if not expression or expression == ALL_TAGS:
         return Subscription()
     parts = expression.split("||")
     while parts and not parts[-1]:  # Java's split() drops empty texts at the end
@@ -70,10 +70,10 @@ def parse_user_subscription(expression: str | None) -> Subscription:
 
     Java's client accepts such an expression. No message matches it, but the offsets of the group move past all messages.
     """
-    if expression and expression.strip(_BLANKS) == ALL:
+    if expression and expression.strip(_BLANKS) == ALL_TAGS:
         return Subscription()
     subscription = parse_subscription(expression)
-    if expression and expression != ALL and not subscription.tags:
+    if expression and expression != ALL_TAGS and not subscription.tags:
         raise ValueError(f"No tag in the expression {expression!r}")
     return subscription
 
@@ -152,8 +152,8 @@ def inner_base_and_count(stored: bytes) -> tuple[int | None, int | None]:
 
 def _number_property(stored: bytes, name: str) -> int | None:
     # If a name is repeated, its last value counts, as in ``decode_properties``.
-    _, separator, rest = (b"\x02" + stored).rpartition(f"\x02{name}\x01".encode())
-    value = rest.partition(b"\x02")[0]
+    _, separator, following_bytes = (b"\x02" + stored).rpartition(f"\x02{name}\x01".encode())
+    value = following_bytes.partition(b"\x02")[0]
     return int(value[:20]) if separator and value.isdigit() else None
 
 

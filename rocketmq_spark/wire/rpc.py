@@ -30,7 +30,7 @@ class Field:
 
     name: str
     kind: str = "str"
-    required: bool = False
+    is_required: bool = False
     wire_name: str = ""
 
     def text(self, value: Any) -> str:
@@ -58,9 +58,9 @@ class Field:
 
 
 class Fields(dict[str, Field]):
-    """The fields of a request or an answer by name; ``required`` has the wire names of the required fields."""
+    """The fields of a request or an answer by name; ``required_names`` has the wire names of the required fields."""
 
-    required: frozenset[str] = frozenset()
+    required_names: frozenset[str] = frozenset()
 
 
 def _fields(notation: str) -> Fields:
@@ -70,7 +70,7 @@ def _fields(notation: str) -> Fields:
         assert match is not None, item
         name = match["name"]
         fields[name] = Field(name, match["kind"] or "str", match["required"] is not None, match["wire"] or name)
-    fields.required = frozenset(field.wire_name for field in fields.values() if field.required)
+    fields.required_names = frozenset(field.wire_name for field in fields.values() if field.is_required)
     return fields
 
 
@@ -115,7 +115,7 @@ class RequestRow:
         """The answer's fields as values, None for absent fields. Fields that the row does not name are ignored."""
         return self._decode(self.answer_fields, command, command.code == Response.SUCCESS)
 
-    def _encode(self, fields: Fields, values: Mapping[str, Any], is_complete: bool = True) -> dict[str, str]:
+    def _encode(self, fields: Fields, values: Mapping[str, Any], must_be_complete: bool = True) -> dict[str, str]:
         ext: dict[str, str] = {}
         for name, value in values.items():
             field = fields.get(name) or _COMMON_FIELDS.get(name)
@@ -130,20 +130,20 @@ class RequestRow:
                 ext[field.wire_name] = field.text(value)
             except TypeError as exc:
                 raise LocalProtocolError(f"{self.name}: {exc}") from exc
-        if is_complete and not fields.required <= ext.keys():
+        if must_be_complete and not fields.required_names <= ext.keys():
             missing_name = next(
-                field.name for field in fields.values() if field.required and field.wire_name not in ext
+                field.name for field in fields.values() if field.is_required and field.wire_name not in ext
             )
             raise LocalProtocolError(f"{self.name} needs the field {missing_name}")
         return ext
 
-    def _decode(self, fields: Mapping[str, Field], command: Command, is_complete: bool) -> dict[str, Any]:
+    def _decode(self, fields: Mapping[str, Field], command: Command, must_be_complete: bool) -> dict[str, Any]:
         ext = command.ext
         values: dict[str, Any] = {}
         for name, field in fields.items():
             text = ext.get(field.wire_name)
             if text is None:
-                if is_complete and field.required:
+                if must_be_complete and field.is_required:
                     raise RemoteProtocolError(f"{self.name} came without the field {name}")
                 values[name] = None
                 continue
@@ -181,12 +181,12 @@ _SEND_V2 = (
 )
 _SEND_ANSWER = "msgId! queueId:int! queueOffset:int! transactionId batchUniqId recallHandle MSG_REGION TRACE_ON:bool"
 
-by_code: dict[int, RequestRow] = {}
+row_by_code: dict[int, RequestRow] = {}
 
 
 def _row(code: Request, fields: str = "", answer: str = "") -> RequestRow:
     row = RequestRow(code, _fields(fields), _fields(answer))
-    by_code[code] = row
+    row_by_code[code] = row
     return row
 
 

@@ -39,7 +39,7 @@ def test_a_call_that_is_cancelled_before_it_began_has_no_effect(sender: Scripted
         busy = threading.Event()
         async with producing() as producer:
             await producer.send(Message("T", b"0"))
-            producer._loop._threads = ThreadPoolExecutor(1)
+            producer._loop._thread_pool = ThreadPoolExecutor(1)
             kept = producer._loop.start(busy.wait, 60)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
@@ -86,7 +86,7 @@ def test_a_send_for_which_there_was_no_thread_is_counted_once(
         busy = threading.Event()
         async with producing() as producer:
             await producer.send(Message("T", b"0"))
-            producer._loop._threads = ThreadPoolExecutor(2, "rocketmq-aio")  # none of its threads is idle
+            producer._loop._thread_pool = ThreadPoolExecutor(2, "rocketmq-aio")  # none of its threads is idle
             kept = producer._loop.start(busy.wait, 60)
             with monkeypatch.context() as full_up:
                 no_more_threads(full_up, "rocketmq-aio")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import aio
-from rocketmq_spark.aio.loop import WAITING_THREADS, CoroutineListener, EventLoop
+from rocketmq_spark.aio.loop import DEFAULT_MAX_THREADS, CoroutineListener, EventLoop
 from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.consumer.listener import Context, Redeliver
 from rocketmq_spark.consumer.settings import ConsumerSettings
@@ -196,7 +196,7 @@ def test_quick_listeners_let_the_event_loop_have_its_turns(monkeypatch: pytest.M
 
 
 def test_outcome_is_settled_later_when_no_thread_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.aio.loop.RETRY_S", 0.001)
+    monkeypatch.setattr("rocketmq_spark.aio.loop.RETRY_PAUSE_S", 0.001)
 
     async def listener(messages: str, context: Context) -> object:
         return context.retry(3)
@@ -435,8 +435,8 @@ def test_those_who_wait_for_messages_hold_up_no_acknowledgement(monkeypatch: pyt
 
     async def body() -> None:
         async with aio.SimpleConsumer(group="g") as consumer:
-            receives = [asyncio.create_task(consumer.receive()) for _ in range(WAITING_THREADS + 1)]
-            await until(lambda: consumer._consumer.calls == ["receive"] * WAITING_THREADS)
+            receives = [asyncio.create_task(consumer.receive()) for _ in range(DEFAULT_MAX_THREADS + 1)]
+            await until(lambda: consumer._consumer.calls == ["receive"] * DEFAULT_MAX_THREADS)
             await consumer.ack(None)  # type: ignore[arg-type]
             consumer._consumer.go.set()  # type: ignore[attr-defined]
             await asyncio.gather(*receives)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import aio
-from rocketmq_spark.aio.loop import WAITING_THREADS
+from rocketmq_spark.aio.loop import DEFAULT_MAX_THREADS
 from rocketmq_spark.aio.producer import AsyncHalfMessage
 from rocketmq_spark.consumer.listener import DeferredListener
 from rocketmq_spark.errors import CallTimeout, SendFailed
@@ -242,7 +242,7 @@ def test_calls_that_send_tables_hold_up_no_others(sender: ScriptedSender, monkey
     async def body() -> None:
         async with producing() as producer:
             monkeypatch.setattr(producer._producer, "send_arrow", slow)
-            calls = [asyncio.ensure_future(producer.send_arrow("rows")) for _ in range(WAITING_THREADS)]
+            calls = [asyncio.ensure_future(producer.send_arrow("rows")) for _ in range(DEFAULT_MAX_THREADS)]
             try:
                 for _ in calls:
                     assert await asyncio.to_thread(begun.acquire, timeout=WAIT_S)

@@ -13,7 +13,7 @@ import pytest
 
 from rocketmq_spark import Message, aio
 from rocketmq_spark.aio import producer as module
-from rocketmq_spark.aio.loop import WAITING_THREADS, YIELD_AFTER_S
+from rocketmq_spark.aio.loop import DEFAULT_MAX_THREADS, YIELD_AFTER_S
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import ClosedError, MessageIllegal, MessageRefused, NotSupported, SendFailed
@@ -284,7 +284,7 @@ def test_send_fails_if_its_route_was_not_requested_in_time(sender: ScriptedSende
     async def body() -> None:
         async with producing() as producer:
             await producer.queues("T")
-            for _ in range(WAITING_THREADS):
+            for _ in range(DEFAULT_MAX_THREADS):
                 producer._loop.start(room.wait, 60)
             late = asyncio.create_task(producer.send(Message("new", b"x"), timeout_s=0.01))
             await asyncio.sleep(0)  # its first step: its time begins
@@ -477,8 +477,8 @@ def test_calls_that_send_many_hold_up_no_others(sender: ScriptedSender) -> None:
 
     async def body() -> None:
         async with producing() as producer:
-            calls = [asyncio.ensure_future(producer.send_many(slowly(i))) for i in range(WAITING_THREADS + 2)]
-            await until(lambda: len(begun) == WAITING_THREADS)
+            calls = [asyncio.ensure_future(producer.send_many(slowly(i))) for i in range(DEFAULT_MAX_THREADS + 2)]
+            await until(lambda: len(begun) == DEFAULT_MAX_THREADS)
             try:
                 sent = await asyncio.wait_for(producer.send(Message("T", b"its route is not known")), WAIT_S / 4)
                 assert sent.queue_offset

@@ -138,7 +138,7 @@ def test_a_context_that_a_proxy_would_refuse_stays_behind(
     where: Any = {"transport": "grpc", "proxy_endpoint": "h:1"} if over == "grpc" else {"name_server": "h:1"}
     monkeypatch.setattr("rocketmq_spark.session.producers.replies", lambda options: None)
     few = {f"p{n}": "v" for n in range(telemetry.MAX_PROPERTIES - 1)}
-    large = {"p": "é" * (telemetry.MAX_PROPERTY_BYTES // 2 - 70)}
+    large = {"p": "é" * (telemetry.MAX_PROPERTIES_BYTES // 2 - 70)}
     with Producer(group="g", open_telemetry=True, **where) as producer:
         for properties in (few, {**few, "one": "more"}, {**large, "one": "x" * 70}, {**large, "one": "x" * 71}):
             producer.send(Message("T", b"x", properties=properties))

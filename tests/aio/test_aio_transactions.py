@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import Message, aio
-from rocketmq_spark.aio.loop import WAITING_THREADS, EventLoop
+from rocketmq_spark.aio.loop import DEFAULT_MAX_THREADS, EventLoop
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
 from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState
 from tests.aio.conftest import producing, run, until
@@ -142,7 +142,7 @@ def test_what_is_cancelled_before_it_has_a_thread_is_not_sent(sender: ScriptedSe
                 async with producer.transaction(Message("T", b"cancelled")):
                     pytest.fail("it was cancelled")
 
-            waiting = [producer._loop.start(may_end.wait, 60) for _ in range(WAITING_THREADS)]
+            waiting = [producer._loop.start(may_end.wait, 60) for _ in range(DEFAULT_MAX_THREADS)]
             task = asyncio.create_task(block())
             await asyncio.sleep(0)
             task.cancel()

@@ -56,7 +56,7 @@ def main(name_server: str, folder: str, clock_file: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     logging.basicConfig(level=logging.INFO, format="%(created).3f %(name)s %(message)s")
     now_ms = clock(Path(clock_file))
-    upkeep.HEARTBEAT_S = HEARTBEAT_S
+    upkeep.HEARTBEAT_INTERVAL_S = HEARTBEAT_S
     envelope_records.send_decoder = noting(now_ms, envelope_records.send_decoder)
     place = NodeSettings(Path(folder), now_ms=now_ms)
     open_node(place, name_server=name_server, group=GROUP).run(over)  # type: ignore[arg-type]

@@ -91,7 +91,7 @@ def test_lock_and_state_are_private_whatever_the_umask_is(folder):
     (folder / "lock").touch(0o666)  # of an older version
     mq = SimpleNamespace(name_server="x:1", brokers=[], slaves=[], data="/d", address=lambda _: "x:1", pid=lambda _: 1)
     with background._lock():
-        background._publish(mq, [])
+        background._write_state(mq, [])
         assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {
             "lock": 0o600,
             "state.json": 0o600,
@@ -273,7 +273,7 @@ def test_the_process_has_the_commands_cache_wherever_it_runs(folder, monkeypatch
 def test_it_ends_where_the_signal_does_not_wake_it(folder, monkeypatch):
     """It may come just before the process begins to wait for it: ``broker stop`` would give up after 40 s."""
     monkeypatch.setattr(background, "_servers", lambda wish: contextlib.nullcontext(wish))
-    monkeypatch.setattr(background, "_publish", lambda mq, conf: None)
+    monkeypatch.setattr(background, "_write_state", lambda mq, conf: None)
     main, ended, hung = threading.get_ident(), threading.Event(), []
 
     def take():

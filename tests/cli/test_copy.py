@@ -188,7 +188,7 @@ class Consuming(Cluster):
     def run(self, most: int | None = None) -> None:
         """Copy until there is nothing more, two messages at a time."""
         copier = self.copier(rate=20.0)
-        copier._stop.wait = lambda seconds: setattr(self, "now", self.now + seconds)  # type: ignore[method-assign, assignment, func-returns-value]
+        copier._stop_latch.wait = lambda seconds: setattr(self, "now", self.now + seconds)  # type: ignore[method-assign, assignment, func-returns-value]
         copier._consumer = self.consumer  # type: ignore[assignment]
         while copier.send(PolledMessages(self.consumer, AT_ONCE), most):
             copier.commit()
@@ -238,8 +238,8 @@ def running(
 ) -> None:
     how = {"source": "src", "group": "g", "count": None, "follow": False}
     monkeypatch.setattr(pull, "PolledMessages", lambda *asked: cluster.polled(*poll()))
-    monkeypatch.setattr(copying, "_ends", lambda *asked: {})
-    copying._copy_all(copier, SimpleNamespace(), SimpleNamespace(), how, copier._stop)  # type: ignore[arg-type]
+    monkeypatch.setattr(copying, "_end_offsets", lambda *asked: {})
+    copying._copy_all(copier, SimpleNamespace(), SimpleNamespace(), how, copier._stop_latch)  # type: ignore[arg-type]
 
 
 def test_copy_ends_despite_unmatched_queue_and_busy_queue(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +335,7 @@ def test_it_stops_between_messages(cluster: Cluster) -> None:
     """What a poll returned and was not sent is not committed."""
     copier = cluster.copier()
     copier.send(cluster.polled(message(0)))
-    copier._stop.set()
+    copier._stop_latch.set()
     copier.send(cluster.polled(message(1)))
     copier.commit()
     assert cluster.log == [(0, 0), ("commit", {SOURCE[0]: 1})]
@@ -346,7 +346,7 @@ def test_polled_messages_unsent_at_ctrl_c_are_not_committed(cluster: Cluster, mo
     copier, send_batch = cluster.copier(rate=20.0), cluster.send_batch  # two at a time
 
     def interrupted(messages: Sequence[Message], queue: MessageQueue) -> SendResult:
-        copier._stop.set()
+        copier._stop_latch.set()
         cluster.now += 10 * copying._END_CHECK_INTERVAL_S
         return send_batch(messages, queue)
 
@@ -364,7 +364,7 @@ def test_a_rate_is_kept(cluster: Cluster) -> None:
         cluster.now += seconds
         return False
 
-    copier._stop.wait = wait  # type: ignore[method-assign, assignment]
+    copier._stop_latch.wait = wait  # type: ignore[method-assign, assignment]
     copier.send(cluster.polled(*(message(n) for n in range(100))))
     assert 1.85 < cluster.now < 2.0
     assert [entry for entry in cluster.log if entry[0] == "commit"]  # also in the midst of a poll

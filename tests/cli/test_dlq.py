@@ -235,7 +235,7 @@ def test_letters_do_not_go_to_a_spool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producers, "Producer", made)
     monkeypatch.setattr(message, "_dead_letters", lambda *asked: [letter])
     monkeypatch.setattr(message, "_resend_finder", lambda target: lambda letter: None)
-    monkeypatch.setattr(message, "_missing_topic_check", lambda target: lambda topic: None)
+    monkeypatch.setattr(message, "_topic_error_finder", lambda target: lambda topic: None)
     words = [
         "dlq",
         "resend",

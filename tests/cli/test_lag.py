@@ -229,7 +229,7 @@ def test_a_topic_created_again_after_its_loss_is_behind(
     scripted: MockBroker, tmp_path: Path, reads: dict[str, object], strategy: str, new: list[MessageQueue]
 ) -> None:
     """The query accepted the loss: its positions do not name the topic. The next batch reads it from its first message."""
-    logged = Offsets(dict.fromkeys(T, 7), source_identity=reads, plan={"allocationStrategy": strategy})
+    logged = Offsets(dict.fromkeys(T, 7), source_identity=reads, partitioning_json={"allocationStrategy": strategy})
     entry(tmp_path, 0, json.dumps(logged.to_json()))
     (found,) = documents(look(scripted, "lag", "--checkpoint", str(tmp_path), "--json").stdout)
     assert (found["lag"], found["newQueues"]) == (7 * len(new), len(new))

@@ -52,8 +52,8 @@ assert dict(inspect.getmembers(rocketmq_spark))["Producer"] is rocketmq_spark.Pr
 names = {}
 exec("from rocketmq_spark import *", names)
 listed = set(rocketmq_spark.__all__)
-assert names.keys() - {"__builtins__"} == listed == {n for n in rocketmq_spark._HOMES if hasattr(rocketmq_spark, n)}
-print(sorted(rocketmq_spark._HOMES.keys() - listed))
+assert names.keys() - {"__builtins__"} == listed == {n for n in rocketmq_spark._MODULE_BY_NAME if hasattr(rocketmq_spark, n)}
+print(sorted(rocketmq_spark._MODULE_BY_NAME.keys() - listed))
 try:
     from rocketmq_spark import MetricsListener
 except ModuleNotFoundError as e:

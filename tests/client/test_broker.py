@@ -512,7 +512,7 @@ def test_statistics_of_topics_without_a_route_are_forgotten(
         Request.GET_TOPIC_STATS_INFO, lambda call: statistics({MessageQueue(call.ext("topic"), "broker-a", 0): (0, 1)})
     )
     monkeypatch.setattr(broker_module, "_SWEEP_ABOVE_QUEUES", 32)
-    parts.offset_reader._sweep_above = 32
+    parts.offset_reader._sweep_threshold = 32
     for n in range(300):
         parts.routes.get(f"t{n}")
         parts.offset_reader.bounds([MessageQueue(f"t{n}", "broker-a", 0)], parts.soon)

@@ -280,14 +280,14 @@ def test_complete_answers_of_one_call_stay_in_the_account(broker: MockBroker) ->
         asked = [(broker.address, ping(n=str(n))) for n in (0, 1, 9)] + [(other.address, ping())]
         found = beside.submit(parts.rpc_client.invoke_each, asked, parts.soon)
         (last,) = held.wait(1)
-        eventually(lambda: 200_000 < account.used < 220_000)
+        eventually(lambda: 200_000 < account.used_bytes < 220_000)
         last.answer(ok(bytes(100_000)))
         first, second, third, small = found.result(60)
     assert [type(answer) for answer in (first, second)] == [Command, Command]
     assert isinstance(third, ConnectionLost)
     assert third.retriable
     assert isinstance(small, Command)
-    assert account.used == 0
+    assert account.used_bytes == 0
     parts.close()
 
 
@@ -298,11 +298,11 @@ def test_who_has_most_complete_answers_loses_them_for_others(broker: MockBroker)
         asked = [(broker.address, ping()), (broker.address, ping()), (other.address, ping())]
         found = beside.submit(parts.rpc_client.invoke_each, asked, parts.soon)
         (last,) = held.wait(1)
-        eventually(lambda: parts.pool.connect_options.receive_budget.used > 200_500)
+        eventually(lambda: parts.pool.connect_options.receive_budget.used_bytes > 200_500)
         last.answer(ok(bytes(100_000)))
         first, second, third = found.result(60)
     assert [type(answer) for answer in (first, second, third)] == [ConnectionLost, ConnectionLost, Command]
-    assert parts.pool.connect_options.receive_budget.used == 0
+    assert parts.pool.connect_options.receive_budget.used_bytes == 0
     parts.close()
 
 
@@ -329,7 +329,7 @@ def test_answers_after_an_interrupted_call_are_not_kept(
     held.wait(1)[0].answer(ok(bytes(1000)))
     broker.on(PING, ok(b""))
     parts.rpc_client.request(broker.address, ping())  # behind it
-    assert parts.pool.connect_options.receive_budget.used == 0
+    assert parts.pool.connect_options.receive_budget.used_bytes == 0
 
 
 def test_only_answers_of_those_who_are_late_are_kept(broker: MockBroker, parts: Parts) -> None:
@@ -338,16 +338,16 @@ def test_only_answers_of_those_who_are_late_are_kept(broker: MockBroker, parts: 
     with MockBroker({PING: held}) as deaf:
         asked = [(deaf.address, ping()), (broker.address, ping())]
         late, quick = parts.rpc_client.invoke_with_grace(asked, parts.soon, 0.05)
-        assert (late, isinstance(quick, Command), account.used) == (None, True, 0)
+        assert (late, isinstance(quick, Command), account.used_bytes) == (None, True, 0)
         held.wait(1)[0].answer(ok(bytes(50_000)))
-        eventually(lambda: account.used > 50_000)
+        eventually(lambda: account.used_bytes > 50_000)
         kept = parts.rpc_client.late_answers[deaf.address]
         assert [isinstance(one, Command) for one in kept.outcomes] == [True, False]
         parts.rpc_client.invoke_with_grace([(broker.address, ping())], parts.soon, 60.0)
         assert parts.rpc_client.late_answers == {deaf.address: kept}
         kept.deadline = Deadline.after(-1.0)  # it has left the routes
         parts.rpc_client.invoke_with_grace([(broker.address, ping())], parts.soon, 60.0)
-    assert (parts.rpc_client.late_answers, account.used) == ({}, 0)
+    assert (parts.rpc_client.late_answers, account.used_bytes) == ({}, 0)
 
 
 def test_one_way(broker: MockBroker, parts: Parts) -> None:

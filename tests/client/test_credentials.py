@@ -45,7 +45,7 @@ def test_keys_go_on_while_nobody_gives_new_ones(
     assert [rotating.sign(ping()).ext["AccessKey"] for _ in range(3)] == ["old"] * 3
     assert caplog.text.count("the previous keys stay in use: ") == 1
     store.append(Credentials("new", "secret"))
-    now[0] += credentials.FETCH_RETRY_S + 1
+    now[0] += credentials.FETCH_RETRY_PAUSE_S + 1
     assert rotating.current().access_key == "new"
 
 

@@ -415,10 +415,10 @@ def test_requests_wait_within_a_budget_of_bytes_and_leave_it(
     broker.wait_for(lambda: bool(broker.replies))
     eventually(lambda: len(broker.replies) == sent - 4)
     assert {reply.code for reply in broker.replies} == {Response.REQUEST_CODE_NOT_SUPPORTED}
-    assert waiting.used <= 100_000
+    assert waiting.used_bytes <= 100_000
     inbox.may_work.set()
     eventually(lambda: len(broker.replies) == sent)
-    eventually(lambda: waiting.used == 0)
+    eventually(lambda: waiting.used_bytes == 0)
     assert caplog.text.count("is rejected: requests of") == 1
 
 
@@ -435,7 +435,7 @@ def test_every_request_leaves_the_budget(broker: MockBroker, parts: Parts, group
     for body in (half_message("pg"), half_message("pg") * 3, b"\x00" * 50, b""):
         broker.ask(Command(39, {}, body, flag=flag))
     parts.routes.get("t", 0.0)
-    eventually(lambda: parts.pool.connect_options.waiting_budget.used == 0)
+    eventually(lambda: parts.pool.connect_options.waiting_budget.used_bytes == 0)
 
 
 @pytest.mark.parametrize("body", [b"", half_message("other"), b"garbage"], ids=["none", "another group's", "garbage"])

@@ -84,7 +84,7 @@ def test_who_may_not_ask_is_told_so_and_does_not_ask_again(broker: MockBroker, p
 def test_the_first_broker_that_answers_says_it_for_a_sender(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_attributes, "REFUSED_WITHIN_S", 0.0)
+    monkeypatch.setattr(topic_attributes, "MAX_REFUSAL_DURATION_S", 0.0)
     with MockBroker() as other:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
         broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
@@ -111,8 +111,8 @@ def test_a_broker_that_fails_at_once_is_asked_again_soon(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It costs no time, and the kind must be known when a spool sends its batches: that is when the broker is back."""
-    monkeypatch.setattr(topic_attributes, "REFUSED_PAUSE_S", 0.0)
-    monkeypatch.setattr(topic_attributes, "REFUSED_WITHIN_S", 1e9)
+    monkeypatch.setattr(topic_attributes, "PAUSE_AFTER_REFUSAL_S", 0.0)
+    monkeypatch.setattr(topic_attributes, "MAX_REFUSAL_DURATION_S", 1e9)
     broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
     assert parts.sender.batch_storage("t", parts.soon) is None
     broker.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))

@@ -160,7 +160,9 @@ def test_large_answer_is_cut_and_the_next_pull_gets_the_rest(
     answer = pull(parts, replace(REQUEST, filter=Filter("Aa"), post_filter=True))
     assert ([m.queue_offset for m in answer.messages], answer.next_offset) == ([5, 8], 9)
     answer = pull(parts, replace(REQUEST, decoded=False))
-    assert ([m.queue_offset for m in answer.read()], answer.next_offset) == ([5, 6, 8], 9), "as they are wanted"
+    assert ([m.queue_offset for m in answer.read_messages()], answer.next_offset) == ([5, 6, 8], 9), (
+        "as they are wanted"
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +183,7 @@ def test_an_answer_without_messages_says_where_to_go_on(
 def test_pull_tells_an_operators_reset_from_an_illegal_offset(broker: MockBroker, parts: Parts) -> None:
     for remark in ("OFFSET_TOO_SMALL", "OFFSET_RESET"):
         broker.on(Request.PULL_MESSAGE, refuse(Response.PULL_OFFSET_MOVED, remark, **BOUNDS))
-        assert pull(parts).reset == (remark == "OFFSET_RESET")
+        assert pull(parts).is_reset == (remark == "OFFSET_RESET")
 
 
 def test_any_other_answer_is_an_error(broker: MockBroker, parts: Parts) -> None:
@@ -235,9 +237,9 @@ def test_without_a_thread_that_could_connect_a_pull_is_an_error(parts: Parts, mo
 def test_messages_may_stay_as_they_are(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
     answer = pull(parts, replace(REQUEST, filter=Filter("Aa"), decoded=False))
-    assert bytes(answer.stored) == SAME_HASH
+    assert bytes(answer.stored_messages) == SAME_HASH
     assert answer.messages == ()
-    assert [m.queue_offset for m in answer.read()] == [5, 8]
+    assert [m.queue_offset for m in answer.read_messages()] == [5, 8]
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_without_a_name_server_queues_are_what_they_were(broker: MockBroker, par
     found = parts.member.queues("t", parts.soon)
     broker.refuse_connections()
     broker.drop()
-    parts.routes.recent_s = 0.0
+    parts.routes.route_max_age_s = 0.0
     assert parts.member.queues("t", parts.soon) is found
     with pytest.raises(ConnectionLost):
         parts.member.queues("t", parts.soon, refresh=True)
@@ -463,7 +463,7 @@ def test_a_broker_that_gives_no_locks_is_one_warning(
 def test_locks_that_stay_refused_are_warned_of_again(
     broker: MockBroker, parts: Parts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(complaints, "REPEAT_S", 0.0)
+    monkeypatch.setattr(complaints, "WARNING_INTERVAL_S", 0.0)
     caplog.set_level(logging.WARNING)
     parts.member.queues("t", parts.soon)
     broker.on(Request.LOCK_BATCH_MQ, refuse(Response.SYSTEM_ERROR))

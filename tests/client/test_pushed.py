@@ -75,7 +75,7 @@ def test_a_flood_of_requests_takes_little_memory(broker: MockBroker, parts: Part
         flood(broker, command)
         assert parts.routes.get("t", 0.0), "a request behind them is answered"
         may_work.set()
-        eventually(lambda: parts.pool.connect_options.waiting_budget.used == 0)
+        eventually(lambda: parts.pool.connect_options.waiting_budget.used_bytes == 0)
     leave(parts.soon)
 
 

@@ -141,7 +141,7 @@ class TestNameServers:
     def test_who_knows_an_old_route_has_time_left_to_ask_by_it(self, broker: MockBroker) -> None:
         parts = Parts(broker.address)
         old = parts.routes.get("t")
-        parts.routes.recent_s = 0.0
+        parts.routes.route_max_age_s = 0.0
         broker.on(ROUTE, mb.never)
         deadline = Deadline.after(3.0)
         assert parts.routes.recent_route("t", deadline) is old
@@ -424,7 +424,7 @@ class TestRoutes:
     def test_topics_that_have_just_gone_are_in_the_account(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(route_room, "_MAX_BYTES", 10_000)
+        monkeypatch.setattr(route_room, "_MAX_CACHED_BYTES", 10_000)
         broker.on(ROUTE, route(1, {"b": "h:1"}))
         for n in range(200):
             parts.routes.get(f"t{n}")
@@ -525,8 +525,8 @@ class TestRoutes:
         for _ in range(2):
             parts.routes.get("t", 0.0)
         assert {queue.broker_name for queue in parts.routes.unlisted_queues("t", parts.soon)} == {"broker-a", "b"}
-        assert options_table.parse({"nameServer": "x:1"}).for_role("sink").send_timeout > route_room.UNLISTED_S
-        later = time.monotonic() + route_room.UNLISTED_S
+        assert options_table.parse({"nameServer": "x:1"}).for_role("sink").send_timeout > route_room.MAX_UNLISTED_S
+        later = time.monotonic() + route_room.MAX_UNLISTED_S
         monkeypatch.setattr(route_room.time, "monotonic", lambda: later)
         assert parts.routes.unlisted_queues("t", parts.soon) == []
         parts.routes.get("t", 0.0)
@@ -540,14 +540,14 @@ class TestRoutes:
             parts.routes.get("t", 0.0)
         assert parts.routes._unlisted_brokers.keys() == {"t"}
         if way == "idle":
-            parts.routes.forget_all(time.monotonic() + route_room._IDLE_S)
+            parts.routes.forget_all(time.monotonic() + route_room._IDLE_TIMEOUT_S)
         else:
             parts.routes.forget("t")
             for n in range(100):
                 parts.routes.get(f"t{n}")
                 parts.routes.forget(f"t{n}")
             assert "t" in parts.routes._unlisted_brokers  # a name server may have lost all topics just now
-            parts.routes._forgotten_at_s["t"] -= route_room.UNLISTED_S
+            parts.routes._forgotten_at_s["t"] -= route_room.MAX_UNLISTED_S
             parts.routes.get("t100")
             parts.routes.forget("t100")
         assert parts.routes._unlisted_brokers == {}
@@ -557,7 +557,7 @@ class TestRoutes:
         for number in range(200):
             parts.routes.get(f"t{number}")
             parts.routes.forget(f"t{number}")
-            parts.routes._forgotten_at_s[f"t{number}"] -= route_room.UNLISTED_S
+            parts.routes._forgotten_at_s[f"t{number}"] -= route_room.MAX_UNLISTED_S
         assert parts.routes.address("of-t199") == parts.routes.address("of-t136") == "a:1"
         with pytest.raises(BrokerNotFound):
             parts.routes.address("of-t135")
@@ -632,13 +632,13 @@ def test_a_slave_that_acts_for_its_master_is_told_from_a_master(
     broker.on(ROUTE, ok(json.dumps(body).encode()))
     broker.on(Request.GET_BROKER_CLUSTER_INFO, listed)
     data = parts.routes.fetch("t").brokers["broker-a"]
-    assert (data.acting, data.master, data.own_master) == (acting, "m:1", None if acting else "m:1")
+    assert (data.has_acting_master, data.master, data.own_master) == (acting, "m:1", None if acting else "m:1")
     parts.routes.refresh(["t", "u"], 0.0)
-    assert parts.routes.get("t").brokers["broker-a"].acting is acting
+    assert parts.routes.get("t").brokers["broker-a"].has_acting_master is acting
     body["queueDatas"][0]["perm"] = 6
     broker.on(ROUTE, ok(json.dumps(body).encode()))
     broker.on(Request.GET_BROKER_CLUSTER_INFO, refuse(Response.SYSTEM_ERROR))  # not asked
-    assert not parts.routes.fetch("t").brokers["broker-a"].acting
+    assert not parts.routes.fetch("t").brokers["broker-a"].has_acting_master
 
 
 class TestMemory:
@@ -664,7 +664,7 @@ class TestMemory:
         answer = route(1, {f"b{n}": f"h{n}:1" for n in range(10)})
         broker.on(ROUTE, answer)
         queues = sum(item["readQueueNums"] for item in json.loads(answer.body)["queueDatas"])
-        monkeypatch.setattr(route_room, "_MAX_BYTES", 3 * (len(answer.body) + route_room._QUEUE_BYTES * queues))
+        monkeypatch.setattr(route_room, "_MAX_CACHED_BYTES", 3 * (len(answer.body) + route_room._QUEUE_BYTES * queues))
         topics = [f"t{n}" for n in range(4)]
         for _ in range(2):  # a route that is asked for again takes the place of itself
             parts.routes.refresh(topics[:3], 0.0)
@@ -686,7 +686,7 @@ class TestMemory:
     def test_route_requests_are_split_and_oversized_answers_dropped(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(route_room, "_MAX_PARALLEL", 3)
+        monkeypatch.setattr(route_room, "_MAX_PARALLEL_ROUTES", 3)
         sizes: list[int] = []
         ask_many = NameServers.request_many
 
@@ -824,7 +824,7 @@ class TestMemory:
         assert held[2] < 2000
         with pytest.raises(RemoteProtocolError, match="4097"):
             parts.routes.cluster()
-        monkeypatch.setattr(route_room, "_MAX_BYTES", held[0])
+        monkeypatch.setattr(route_room, "_MAX_CACHED_BYTES", held[0])
         with pytest.raises(RemoteProtocolError, match="with the list of all brokers, the routes"):
             parts.routes.cluster()
         assert parts.routes.broker("b2") is not None
@@ -833,7 +833,7 @@ class TestMemory:
     def test_addresses_of_an_answer_without_room_are_not_noted(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch, way: str
     ) -> None:
-        monkeypatch.setattr(route_room, "_MAX_BYTES", 10)
+        monkeypatch.setattr(route_room, "_MAX_CACHED_BYTES", 10)
         broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster_of({"0": "h:1"}))
         with pytest.raises(RemoteProtocolError):
             parts.routes.get("t") if way == "route" else parts.routes.cluster()

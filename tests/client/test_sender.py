@@ -369,7 +369,7 @@ def test_sends_use_known_address_when_name_server_lost_the_route(broker: MockBro
 
 def test_an_old_route_serves_while_no_name_server_answers(broker: MockBroker) -> None:
     parts = Parts(broker.address)
-    parts.routes.recent_s = 0.0
+    parts.routes.route_max_age_s = 0.0
     known = parts.sender.publish_queues("t", parts.soon)
     broker.refuse_connections()
     broker.drop()

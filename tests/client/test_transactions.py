@@ -537,8 +537,8 @@ def test_hanging_name_server_hides_no_broker_known_to_another(
     broker: MockBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A producer that has sent nothing yet, as after a restart."""
-    monkeypatch.setattr("rocketmq_spark.client.instance.FIRST_HEARTBEAT_S", 0.01)
-    monkeypatch.setattr("rocketmq_spark.client.instance.TIMEOUT_S", 0.5)
+    monkeypatch.setattr("rocketmq_spark.client.instance.FIRST_HEARTBEAT_DELAY_S", 0.01)
+    monkeypatch.setattr("rocketmq_spark.client.instance.HEARTBEAT_TIMEOUT_S", 0.5)
     table = {
         "brokerAddrTable": {
             "broker-a": {"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"0": broker.address}}

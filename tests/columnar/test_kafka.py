@@ -99,7 +99,7 @@ def test_any_legal_headers_come_back(rows):
     found = read_back(made).column("headers").to_pylist()
     assert [{each["key"]: each["value"] for each in row or ()} for row in found] == [row or {} for row in rows]
     assert all(row is None or row for row in found), "null without any"
-    assert converter.left_out == 0
+    assert converter.left_out_header_count == 0
 
 
 def test_headers_that_cannot_be_stored_are_left_out_and_counted(caplog):
@@ -119,7 +119,7 @@ def test_headers_that_cannot_be_stored_are_left_out_and_counted(caplog):
         [(each["key"], each["value"]) for each in row or ()] for row in read_back(made).column("headers").to_pylist()
     ]
     assert found == [[("a", b"2")], [("c", b"3")], [], []]
-    assert converter.left_out == 2 * 5
+    assert converter.left_out_header_count == 2 * 5
     assert caplog.text.count("a task leaves out headers that cannot be stored; the first one is 'a'") == 1
 
 
@@ -413,7 +413,7 @@ def test_no_property_of_a_row_has_what_a_proxy_refuses():
     bad = BadRows()
     names = {"body": "value", "shardingkey": "key", "keys": "keys", "properties": "headers"}
     ProxyRowEncoder(names, 4 << 20, UniqueIds(b"12345678", lambda: 0)).check(made, bad)
-    assert (bad.reasons_by_row(), converter.left_out) == ([], len(odd))
+    assert (bad.reasons_by_row(), converter.left_out_header_count) == ([], len(odd))
     assert all(not text.isspace() for text in made.column("key").to_pylist())
     found = read_back(made)
     assert found.column("key").to_pylist() == odd

@@ -60,7 +60,7 @@ def test_a_queue_is_not_pulled_on_while_too_many_bytes_wait() -> None:
     one.assign({A: StartOffset(0)})
     for _ in range(2):
         (ask,) = one.due_requests(0.0)
-        one.on_answer(ask, PullAnswer(PullStatus.FOUND, ask.offset + 1, 0, 99, stored=b"12345"))
+        one.on_answer(ask, PullAnswer(PullStatus.FOUND, ask.offset + 1, 0, 99, stored_messages=b"12345"))
     assert one.due_requests(0.0) == []
     one.ready_parts.take()
     assert [due.offset for due in one.due_requests(0.0)] == [2]
@@ -221,17 +221,17 @@ def test_messages_pulled_before_a_reset_are_dropped_uncommitted() -> None:
     one.ready_parts.take()
     one.on_answer(again := one.due_requests(0.0)[0], found(again, 1))
     last = one.due_requests(0.0)[0]
-    assert one.on_answer(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 70, 0, 99, reset=True))
+    assert one.on_answer(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 70, 0, 99, is_reset=True))
     assert one.ready_parts.take() == []
     one.ready_parts.mark_returned()
     one.finish_returned_messages()
     assert one.offsets_to_commit() == {A: 70}
     assert [due.offset for due in one.due_requests(0.0)] == [70]
     one.seek(A, 20)
-    assert one.on_answer(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 30, 0, 99, reset=True)), "no other pull is told"
+    assert one.on_answer(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 30, 0, 99, is_reset=True)), "no other pull is told"
     assert [due.offset for due in one.due_requests(0.0)] == [30]
     one.assign({B: None})
-    assert not one.on_answer(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 30, 0, 99, reset=True))
+    assert not one.on_answer(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 30, 0, 99, is_reset=True))
 
 
 def test_paused_queues_give_nothing_and_keep_what_they_have() -> None:

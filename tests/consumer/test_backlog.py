@@ -16,7 +16,7 @@ from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.consumer import prefetch
 from rocketmq_spark.consumer.assigned import FetchedPart, FetchRequest
 from rocketmq_spark.consumer.member_state import MemberState
-from rocketmq_spark.consumer.prefetch import BacklogReader, Backlogs
+from rocketmq_spark.consumer.prefetch import BacklogQueues, BacklogReader
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
 from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.rows import RowsDecoder
@@ -163,7 +163,7 @@ def test_reset_from_read_ahead_of_an_earlier_owner_is_applied() -> None:
     """The queue was given up, and perhaps came back, while the read was under way; no other answer tells of the reset."""
     held = MemberState(Thresholds(40, 1 << 20, 400))
     reads = BacklogReader(Reads().begin, lambda *given: ())
-    behind = Backlogs(ConsumerSettings(group="g"), held, Timer("t"), reads)
+    behind = BacklogQueues(ConsumerSettings(group="g"), held, Timer("t"), reads)
     noted: list[Mapping[MessageQueue, int]] = []
     behind.reset_offsets_soon = noted.append
     held.queues[A] = ProcessQueue(A)
@@ -175,7 +175,9 @@ def test_reset_from_read_ahead_of_an_earlier_owner_is_applied() -> None:
 def test_read_ahead_of_an_earlier_owner_is_discarded() -> None:
     """The queue was given up, and came back at an earlier offset."""
     held = MemberState(Thresholds(400, 1 << 20, 4000))
-    behind = Backlogs(ConsumerSettings(group="g"), held, Timer("t"), BacklogReader(Reads().begin, lambda *given: ()))
+    behind = BacklogQueues(
+        ConsumerSettings(group="g"), held, Timer("t"), BacklogReader(Reads().begin, lambda *given: ())
+    )
     before, now = ProcessQueue(A), ProcessQueue(A)
     asked: list[FetchRequest] = []
     for queue, offset in ((before, 5000), (now, 0)):

@@ -60,7 +60,7 @@ def answer(status: PullStatus, next_offset: int, *at: int) -> PullAnswer:
         (answer(PullStatus.NO_NEW_MSG, 10), PullDecision(10, finished_offset=10)),
         (answer(PullStatus.NO_MATCHED_MSG, 42), PullDecision(42, finished_offset=42)),
         (answer(PullStatus.OFFSET_ILLEGAL, 40), PullDecision(10, corrected_offset=40)),
-        (BrokerBusy("busy", broker_code=Response.FLOW_CONTROL), PullDecision(10, process_queue.BUSY_PAUSE_S)),
+        (BrokerBusy("busy", broker_code=Response.FLOW_CONTROL), PullDecision(10, process_queue.BUSY_BROKER_PAUSE_S)),
         (BrokerBusy("busy", broker_code=Response.SYSTEM_BUSY), PullDecision(10, 1.5)),
         (CallTimeout("late"), PullDecision(10, 1.5)),
     ],

@@ -29,7 +29,7 @@ PARTED = (
     "with ",
     "try:",
     "finally:",
-    "self._state.offsets.mark_committed",
+    "self._member_state.offsets.mark_committed",
     "self._queues_in_flight -=",
     "self._commit_ended.notify",
 )
@@ -71,7 +71,7 @@ def test_only_changed_or_failed_offsets_are_committed_again(group: GroupBench, h
 def test_offsets_that_stay_unstored_are_warned_of_again(
     group: GroupBench, held: MemberState, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(complaints, "REPEAT_S", 0.0)
+    monkeypatch.setattr(complaints, "WARNING_INTERVAL_S", 0.0)
     port = FakeMember(group.brokers, "me")
     group.brokers.groups.add("g")
     group.brokers.failing["commit b"] = CallTimeout("late")

@@ -326,11 +326,11 @@ def test_revoked_queue_waits_for_its_listener_despite_old_lock(group: GroupBench
     b = q("b:0")
     with hanging(group, b"one", b"two") as (consumer, go_on):
         lock, lease_ms = consumer._running.state.queues[b].lock, consumer._running._ownership._lease_ms
-        while lease_ms() - (lock.granted_ms or 0) < 18_000:
+        while lease_ms() - (lock.requested_ms or 0) < 18_000:
             group.time.advance(0.5)
         second, _ = started(group)
         group.time.advance(4)
-        assert lease_ms() - (lock.granted_ms or 0) > 20_000
+        assert lease_ms() - (lock.requested_ms or 0) > 20_000
         assert (group.brokers.locks[b], group.bodies()) == ("m1", [b"one"])
         go_on()
         group.time.advance(2.1)
@@ -462,7 +462,7 @@ def test_the_lock_counts_from_its_question(group: GroupBench, monkeypatch: pytes
     consumer.start(print)
     group.time.advance(0)
     held = consumer._running.state.queues
-    assert {held[queue].lock.granted_ms for queue in ALL} == {began_ms}
+    assert {held[queue].lock.requested_ms for queue in ALL} == {began_ms}
     assert not held[ALL[-1]].lock.is_held(began_ms + 30_001, 1)
 
 
@@ -479,7 +479,7 @@ def test_a_renewed_lock_counts_from_its_question_too(group: GroupBench, monkeypa
     asked_ms: list[int] = []
     monkeypatch.setattr(port, "lock", slow)
     group.time.advance(20)
-    assert {each.lock.granted_ms for each in consumer._running.state.owned_queues()} == {asked_ms[-1]}
+    assert {each.lock.requested_ms for each in consumer._running.state.owned_queues()} == {asked_ms[-1]}
 
 
 def test_listener_that_hangs_does_not_keep_a_queue_for_ever(group: GroupBench) -> None:

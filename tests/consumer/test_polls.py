@@ -111,7 +111,7 @@ def test_poll_keeps_its_timeout_whatever_unwanted_messages_come(how: str) -> Non
         def pull(self, request: PullRequest, deadline: Deadline, done: Done) -> None:
             def none(answer: PullAnswer | RocketMQError) -> None:
                 found = isinstance(answer, PullAnswer) and answer.status is PullStatus.FOUND
-                done(replace(answer, read=tuple) if found else answer)  # type: ignore[type-var]
+                done(replace(answer, read_messages=tuple) if found else answer)  # type: ignore[type-var]
 
             super().pull(request, deadline, none)
 

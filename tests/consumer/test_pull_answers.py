@@ -77,7 +77,7 @@ def test_offsets_are_those_of_what_is_finished_of_the_topic(asked: Asked) -> Non
 
 
 def test_it_tells_what_it_has_of_each_queue(asked: Asked) -> None:
-    told = asked(GetRunningInfo(stacks=False))
+    told = asked(GetRunningInfo(includes_stacks=False))
     assert isinstance(told, RunningInfo)
     assert told.queues == {
         A: QueueInfo(commit_offset=32, cached_min_offset=32, cached_max_offset=39, cached_count=8),
@@ -86,12 +86,12 @@ def test_it_tells_what_it_has_of_each_queue(asked: Asked) -> None:
     }
     assert (told.membership, told.ordered, told.stacks) == (MEMBERSHIP, False, None)
     assert told.started_ms > 1_600_000_000_000
-    assert "MainThread" in asked(GetRunningInfo(stacks=True)).stacks
+    assert "MainThread" in asked(GetRunningInfo(includes_stacks=True)).stacks
 
 
 def test_stacks_are_not_answered_if_the_consumer_refuses(asked: Asked) -> None:
     refusing = PullRequestHandler(asked.polls, lambda: MEMBERSHIP, asked.look, lambda o: None, answers_stacks=False)
-    info = refusing("b:1", GetRunningInfo(stacks=True))
+    info = refusing("b:1", GetRunningInfo(includes_stacks=True))
     assert isinstance(info, RunningInfo)
     assert (info.stacks, info.membership) == (None, MEMBERSHIP)
 

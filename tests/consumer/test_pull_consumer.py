@@ -466,7 +466,7 @@ def test_the_member_tells_what_it_has(fake: QueueMember, consumer: BasePullConsu
     consumer.poll(AT_ONCE)
     consumer.poll(AT_ONCE)
     assert fake.asked is not None
-    told = fake.asked("b:1", GetRunningInfo(stacks=True))
+    told = fake.asked("b:1", GetRunningInfo(includes_stacks=True))
     assert isinstance(told, RunningInfo)
     assert told.membership.subscriptions == {"t": Filter("a")}
     assert told.membership.consume_type == "CONSUME_ACTIVELY"

@@ -58,7 +58,14 @@ def given_to(consumer: BasePullConsumer, fake: QueueMember, stored: bytes, wante
     fake.high[A] = 9
     asked = PullRequest("g", A, 5, filter=request.filter)
     done(
-        PullAnswer(PullStatus.FOUND, 9, 5, 9, stored=stored, read=lambda: requested_messages(asked, stored, Scope(), 9))
+        PullAnswer(
+            PullStatus.FOUND,
+            9,
+            5,
+            9,
+            stored_messages=stored,
+            read_messages=lambda: requested_messages(asked, stored, Scope(), 9),
+        )
     )
 
 

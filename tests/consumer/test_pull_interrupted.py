@@ -322,7 +322,7 @@ def test_reset_in_answer_to_a_pull_with_an_old_filter_is_applied(fake: QueueMemb
     ((request, done),) = [waiting for waiting in fake.waiting if waiting[0].queue == A]
     fake.waiting.remove((request, done))
     consumer.subscribe("t")
-    done(PullAnswer(PullStatus.OFFSET_ILLEGAL, 7, 0, 9, reset=True))
+    done(PullAnswer(PullStatus.OFFSET_ILLEGAL, 7, 0, 9, is_reset=True))
     assert bodies(consumer.poll(AT_ONCE)) == [7, 8]
 
 

@@ -31,7 +31,7 @@ def finished(fake: QueueMember, consumer: BasePullConsumer, hand: Hand) -> Done:
 def reset(fake: QueueMember, done: Done, offset: int = 2) -> None:
     """The broker stores it, and tells the pull."""
     fake.stored[A] = offset
-    done(PullAnswer(PullStatus.OFFSET_ILLEGAL, offset, 0, 9, reset=True))
+    done(PullAnswer(PullStatus.OFFSET_ILLEGAL, offset, 0, 9, is_reset=True))
 
 
 @pytest.mark.parametrize("how", ["close", "rebalance"])

@@ -240,7 +240,7 @@ def test_offset_reset_answered_to_outdated_pull_is_followed(group: GroupBench, c
     consumer.subscribe("T")
     group.time.advance(2)
     assert got == []
-    done(PullAnswer(PullStatus.OFFSET_ILLEGAL, 7, 0, 9, reset=True))
+    done(PullAnswer(PullStatus.OFFSET_ILLEGAL, 7, 0, 9, is_reset=True))
     group.time.advance(60)
     assert (got, group.brokers.offsets[A]) == ([b"7", b"8"], 9)
 
@@ -249,7 +249,7 @@ def told_of_a_reset(group: GroupBench, offset: int) -> None:
     """As brokers since 5.2.0 do it: the offset is stored, and one pull is told of it."""
     ((_, done),) = [entry for entry in group.brokers.parked if entry[0].queue == A]
     group.brokers.offsets[A] = offset
-    done(PullAnswer(PullStatus.OFFSET_ILLEGAL, offset, 0, 9, reset=True))
+    done(PullAnswer(PullStatus.OFFSET_ILLEGAL, offset, 0, 9, is_reset=True))
 
 
 @pytest.mark.parametrize("when", ["while listeners are waited for", "while the last words are said"])

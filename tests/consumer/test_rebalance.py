@@ -18,8 +18,8 @@ from rocketmq_spark.consumer.rebalance import (
     allocate_clustering,
     is_balanced,
     queue_change,
+    rebalance_wait_s,
     unsubscribed_queues,
-    wait_s,
 )
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.allocation import STRATEGIES, allocate
@@ -120,13 +120,13 @@ def test_a_broadcasting_member_has_all_queues() -> None:
 
 
 def test_the_next_run_comes_in_twenty_seconds_or_one() -> None:
-    assert (wait_s(True), wait_s(False)) == (20.0, 1.0)
-    assert (wait_s(True, 7.0), wait_s(False, 7.0), wait_s(False, 0.5)) == (7.0, 1.0, 0.5)
+    assert (rebalance_wait_s(True), rebalance_wait_s(False)) == (20.0, 1.0)
+    assert (rebalance_wait_s(True, 7.0), rebalance_wait_s(False, 7.0), rebalance_wait_s(False, 0.5)) == (7.0, 1.0, 0.5)
 
 
 def test_without_notices_the_group_is_looked_at_more_often() -> None:
-    assert [wait_s(True, interval_s, receives_notices=False) for interval_s in (20.0, 3.0)] == [5.0, 3.0]
-    assert wait_s(False, receives_notices=False) == 1.0
+    assert [rebalance_wait_s(True, interval_s, receives_notices=False) for interval_s in (20.0, 3.0)] == [5.0, 3.0]
+    assert rebalance_wait_s(False, receives_notices=False) == 1.0
 
 
 class GroupMachine(SteppingMachine):

@@ -124,7 +124,7 @@ def warned(caplog: pytest.LogCaptureFixture, words: str) -> int:
 def test_unknown_members_are_warned_of_again_after_a_while(
     group: GroupBench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(complaints, "REPEAT_S", 0.0)
+    monkeypatch.setattr(complaints, "WARNING_INTERVAL_S", 0.0)
     group.start()
     group.time.advance(5)
     group.brokers.failing["members"] = CallTimeout("late")

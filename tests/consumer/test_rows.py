@@ -87,7 +87,7 @@ def check(found: Sequence[Rows], part: FetchedPart) -> list[ReceivedMessage]:
         assert (each.queue_offset, each.next_offset) == (own[0].queue_offset, own[-1].queue_offset + 1)
         assert len(each) == each.batch.num_rows == len(own)
         assert each.batch.equals(batch_of_messages(own))
-        assert each.size > 0
+        assert each.byte_count > 0
     return expected
 
 
@@ -105,7 +105,7 @@ def test_or_as_many_as_rows_are_too_many(count: int) -> None:
     (found,) = unpacked(part, most=2)
     check(found, part)
     assert [len(each) for each in found[:-1]] == [2] * (len(found) - 1)
-    assert sum(each.size for each in found) == pytest.approx(unpacked(part)[0][0].size, rel=0.1)
+    assert sum(each.byte_count for each in found) == pytest.approx(unpacked(part)[0][0].byte_count, rel=0.1)
 
 
 def test_parts_are_decoded_together_and_each_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ class Case:
 
 
 def messages_of(answer: PullAnswer) -> Iterable[ReceivedMessage]:
-    return answer.messages or answer.read()
+    return answer.messages or answer.read_messages()
 
 
 class Real(Case):

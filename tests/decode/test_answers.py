@@ -68,7 +68,7 @@ def test_objects_and_columns_agree():
     )
     told = []
 
-    def on_holes(answers, holes):
+    def count_usable_answers(answers, holes):
         told.append(list(holes))
         return 2
 
@@ -76,8 +76,10 @@ def test_objects_and_columns_agree():
         return [answer._replace(limit=4 if answer.range_number == 0 else 3) for answer in answers]
 
     wanted = [*((0, n) for n in (0, 1, 3)), *((1, n) for n in range(3))]
-    assert placed(fetched, careful.usable_answers(fetched, on_holes, correct_ends)) == wanted
-    (batch,) = Decoder(QUEUES, on_holes=on_holes, correct_ends=correct_ends).batches(fetched, None)
+    assert placed(fetched, careful.usable_answers(fetched, count_usable_answers, correct_ends)) == wanted
+    (batch,) = Decoder(QUEUES, count_usable_answers=count_usable_answers, correct_ends=correct_ends).batches(
+        fetched, None
+    )
     assert batch.column("queueOffset").to_pylist() == [offset for _, offset in wanted]
     assert told[0] == told[1] == [Hole(2, 1, 2)]
 

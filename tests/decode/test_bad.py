@@ -153,7 +153,7 @@ def test_holes_in_answer_beside_bad_one_are_asked_for_again():
 
     bad = Answer([good(10), BAD["size too small"]], number=1, start=10, limit=13, next_offset=13)
     skips = Answer([good(0), good(2)], number=2, start=0, limit=3, next_offset=3)
-    decoder = Decoder(QUEUES, COLUMNS, "user", on_holes=usable, bad_messages=BadMessages("null"))
+    decoder = Decoder(QUEUES, COLUMNS, "user", count_usable_answers=usable, bad_messages=BadMessages("null"))
     found = [row for batch in decoder.batches(fetch(bad, skips), None) for row in batch.to_pylist()]
     assert asked == [[Hole(1, 1, 2)]]
     assert [row["queueOffset"] for row in found] == [10, 11, 12]

@@ -219,7 +219,7 @@ def test_batch_with_impossible_offset_cannot_be_decoded(place: int, lie: int, co
         return 3
 
     columns = (*BASIC_COLUMNS, DECODE_ERROR)
-    for decoder in (Decoder(QUEUES, columns), Decoder(QUEUES, columns, on_holes=doubted)):
+    for decoder in (Decoder(QUEUES, columns), Decoder(QUEUES, columns, count_usable_answers=doubted)):
         with pytest.raises(
             DecodeError, match=f"offset {100 + 10 * place} cannot be decoded: a batch of offsets {lie} to"
         ):
@@ -257,8 +257,10 @@ def test_a_batch_that_says_two_offsets_cannot_be_decoded(says: int, codec: int) 
     with pytest.raises(
         DecodeError, match=f"a batch of offsets {says} to {says + 10} is outside of the requested offsets"
     ):
-        Decoder(QUEUES, on_holes=doubted)(fetched)
-    found = Decoder(QUEUES, (*BASIC_COLUMNS, DECODE_ERROR), on_holes=doubted, bad_messages=BadMessages("null"))(fetched)
+        Decoder(QUEUES, count_usable_answers=doubted)(fetched)
+    found = Decoder(
+        QUEUES, (*BASIC_COLUMNS, DECODE_ERROR), count_usable_answers=doubted, bad_messages=BadMessages("null")
+    )(fetched)
     assert found.column("queueOffset").to_pylist() == list(range(100, 120))
     assert found.column("decodeError").null_count == 10
     assert not doubts
@@ -294,7 +296,7 @@ def test_batches_that_are_gone_between_others_are_a_hole(
         seen.extend(holes)
         return len(answers)
 
-    Decoder(QUEUES, on_holes=doubted)(fetched)
+    Decoder(QUEUES, count_usable_answers=doubted)(fetched)
     assert seen == [Hole(1, *hole) for hole in gone]
     assert [hole for look in check_each_answer(fetched) for hole in look.holes] == seen
 

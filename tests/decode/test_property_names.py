@@ -22,7 +22,7 @@ def ids_of(names):
 @pytest.mark.parametrize("name", sorted(RESERVED_PROPERTIES))
 def test_every_name_of_the_system_is_known(name):
     (found,) = ids_of([name.encode()])
-    assert found == property_names.IDS.get(name, len(property_names.NAMES))
+    assert found == property_names.ID_BY_NAME.get(name, len(property_names.NAMES))
     assert found != property_names.USER
     assert property_names.is_system(name)
 
@@ -55,7 +55,7 @@ def test_long_names_are_compared_in_full():
     name = "CHECK_IMMUNITY_TIME_IN_SECONDS"
     other = name[:8] + name[8:-8].lower() + name[-8:]
     assert name in RESERVED_PROPERTIES
-    assert ids_of([name.encode(), other.encode()]) == [property_names.IDS[name], property_names.USER]
+    assert ids_of([name.encode(), other.encode()]) == [property_names.ID_BY_NAME[name], property_names.USER]
 
 
 def test_signatures_differ_in_length_beginning_and_end():

@@ -143,7 +143,7 @@ def test_a_malformed_message_tells_where_it_begins():
     with pytest.raises(Malformed) as caught:
         stored_messages.locate(fetched.buffer, fetched.answers)
     assert caught.value.position == fetched.answers[0].begin + len(good)
-    assert "unknown magic number" in caught.value.why
+    assert "unknown magic number" in caught.value.reason
 
 
 @pytest.mark.parametrize("length", [-1, -10, -88])

@@ -56,7 +56,7 @@ def test_what_is_bad_is_told_by_its_place_in_the_part():
     fetched = one(zeros(50, 0), zeros(50, 1), bad, stored(b"plain", queue_offset=3))
     found = stored_messages.locate(fetched.buffer, fetched.answers)
     first, second = decoder.decompressed_bodies(found, slice(0, 4), 100)
-    assert (first.begin, second.begin, second.bodies) == (0, 2, [None, b"plain"])
+    assert (first.first_row, second.first_row, second.bodies) == (0, 2, [None, b"plain"])
     assert list(second.reasons) == [0]
     assert "zlib" in second.reasons[0]
 

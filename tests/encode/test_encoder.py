@@ -110,7 +110,9 @@ def test_equals_the_row_wise_encoding(made, data):
 @given(rows(), st.integers(1, 300), st.none() | st.integers(1, 4))
 def test_chunks_are_whole_items_in_order(made, max_bytes, max_rows):
     encoded = encoder()(batch_of(made))
-    chunks = [(decode_batch(chunk.body), len(chunk.body), chunk.rows) for chunk in encoded.chunks(max_bytes, max_rows)]
+    chunks = [
+        (decode_batch(chunk.body), len(chunk.body), chunk.row_count) for chunk in encoded.chunks(max_bytes, max_rows)
+    ]
     assert [bytes(item.body) for items, _, _ in chunks for item in items] == [row[0] for row in made]
     for items, size, count in chunks:
         assert len(items) == count > 0
@@ -124,7 +126,9 @@ def test_chunks_are_whole_items_in_order(made, max_bytes, max_rows):
 @given(rows(), st.integers(1, 300), st.integers(1, 100), st.integers(1, 900))
 def test_chunks_of_items_that_grow_on_their_way(made, max_bytes, item_bytes, most):
     growth = Growth(item_bytes, most)
-    chunks = [(len(chunk.body), chunk.rows) for chunk in encoder()(batch_of(made)).chunks(max_bytes, growth=growth)]
+    chunks = [
+        (len(chunk.body), chunk.row_count) for chunk in encoder()(batch_of(made)).chunks(max_bytes, growth=growth)
+    ]
     assert sum(rows for _, rows in chunks) == len(made)
     for size, count in chunks:
         assert count == 1 or (size <= max_bytes and size + count * item_bytes <= most)
@@ -165,8 +169,8 @@ def test_chunks_of_parts_in_any_order_are_those_of_the_rows(max_bytes, joined):
         assert len(part) == len(wanted)
         assert part.joined().to_pylist() == wanted
         assert b"".join(bytes(chunk.body) for chunk in chunks) == b"".join(wanted)
-        assert [chunk.rows for chunk in chunks] == [len(decode_batch(chunk.body)) for chunk in chunks]
-        assert all(len(chunk.body) <= max_bytes or chunk.rows == 1 for chunk in chunks)
+        assert [chunk.row_count for chunk in chunks] == [len(decode_batch(chunk.body)) for chunk in chunks]
+        assert all(len(chunk.body) <= max_bytes or chunk.row_count == 1 for chunk in chunks)
 
 
 @pytest.mark.parametrize("max_bytes", [150, 1000, 15_000, 70_000, 1 << 20])
@@ -350,16 +354,16 @@ def test_the_last_byte_of_a_body():
 def test_chunk_is_filled_to_its_last_byte():
     encoded = encoder()(batch_of([FINE] * 4))
     size = len(body_of(encoded)) // 4
-    assert [chunk.rows for chunk in encoded.chunks(2 * size)] == [2, 2]
-    assert [chunk.rows for chunk in encoded.chunks(2 * size - 1)] == [1] * 4
-    assert [chunk.rows for chunk in encoded.chunks(2 * size + 1)] == [2, 2]
+    assert [chunk.row_count for chunk in encoded.chunks(2 * size)] == [2, 2]
+    assert [chunk.row_count for chunk in encoded.chunks(2 * size - 1)] == [1] * 4
+    assert [chunk.row_count for chunk in encoded.chunks(2 * size + 1)] == [2, 2]
 
 
 def test_a_chunk_has_no_more_rows_than_it_may():
     encoded = encoder()(batch_of([FINE] * 7))
     size = len(body_of(encoded)) // 7
-    assert [chunk.rows for chunk in encoded.chunks(1 << 20, 3)] == [3, 3, 1]
-    assert [chunk.rows for chunk in encoded.chunks(2 * size, 3)] == [2, 2, 2, 1]
+    assert [chunk.row_count for chunk in encoded.chunks(1 << 20, 3)] == [3, 3, 1]
+    assert [chunk.row_count for chunk in encoded.chunks(2 * size, 3)] == [2, 2, 2, 1]
     assert b"".join(bytes(chunk.body) for chunk in encoded.chunks(1 << 20, 3)) == body_of(encoded)
 
 
@@ -373,7 +377,7 @@ def test_every_row_is_joined_once_even_in_small_last_chunk(monkeypatch):
         return items
 
     monkeypatch.setattr(buffers, "joined", counted)
-    assert [chunk.rows for chunk in encoded.chunks(1 << 20, 100)] == [100, 100, 50]
+    assert [chunk.row_count for chunk in encoded.chunks(1 << 20, 100)] == [100, 100, 50]
     assert sum(counts) == 250
 
 

@@ -83,7 +83,7 @@ def read(made):
 def whole(made):
     """All rows as one batch."""
     (chunk,) = made.chunks(1 << 30)
-    assert chunk.rows == len(made)
+    assert chunk.row_count == len(made)
     assert len(chunk.body) == sum(len(each.data) for chain in chunk.body.chains for each in chain)
     return chunk.body
 
@@ -164,8 +164,8 @@ def test_chunks_are_whole_messages_in_order(made, max_bytes, max_rows, data):
     ids = ",".join(each.ids for chunk in chunks for chain in chunk.body.chains for each in chain).split(",")
     assert ids == [message.properties["UNIQ_KEY"] for message in found]
     for chunk in chunks:
-        assert len(chunk.body) <= max_bytes or chunk.rows == 1
-        assert max_rows is None or chunk.rows <= max_rows
+        assert len(chunk.body) <= max_bytes or chunk.row_count == 1
+        assert max_rows is None or chunk.row_count <= max_rows
 
 
 @given(any_rows(), st.integers(1, 100), st.integers(100, 900))
@@ -174,7 +174,7 @@ def test_what_brokers_count_is_bounded_as_for_their_own_items(made, item_bytes, 
     rows = batch_of([(*row[:4], 0) for row in made])
     chunks = list(encoded(rows, NAMES).chunks(1 << 30, growth=Growth(item_bytes, most)))
     expected = encoder(Encoder, NAMES)(rows).chunks(1 << 30, growth=Growth(item_bytes, most))
-    assert [chunk.rows for chunk in chunks] == [chunk.rows for chunk in expected]
+    assert [chunk.row_count for chunk in chunks] == [chunk.row_count for chunk in expected]
 
 
 @given(any_rows())

@@ -103,7 +103,7 @@ class FakeBrokers:
         found = [replace(each) for each in looked_at] if request.filter.expression != RARE else []
         status = PullStatus.FOUND if found else PullStatus.NO_MATCHED_MSG if looked_at else PullStatus.NO_NEW_MSG
         answer = PullAnswer(status, request.offset + len(looked_at), lying.first, end, found)
-        return answer if request.decoded else replace(answer, messages=(), read=lambda: found)
+        return answer if request.decoded else replace(answer, messages=(), read_messages=lambda: found)
 
     def hear(self, wants: Membership | None) -> None:
         """What a heartbeat says; of each topic the newest version counts."""

@@ -175,7 +175,7 @@ def _answered(data: bytes) -> None:
     """Read an answer as the answer to each kind of request."""
     command = header.decode(data[4:])
     str(error_from_response(command, "h:1", "t", "t/b/0"))
-    for row in rpc.by_code.values():
+    for row in rpc.row_by_code.values():
         outcome(Target(lambda _, row=row: row.answer(command), ()), data)  # type: ignore[misc]
     to_pull_answer(PullRequest("g", QUEUE, 0, filter=Filter("t")), command, "h:1", NO_SCOPE)
 

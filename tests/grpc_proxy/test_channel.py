@@ -591,7 +591,7 @@ def test_idle_channel_is_closed_by_calls_of_other_channels(monkeypatch: pytest.M
         assert unused._channel is not None
         assert used._channel is not None
         unused._last_used_s -= 101
-        monkeypatch.setattr(channel_module._all_channels, "_next_due", 0.0)
+        monkeypatch.setattr(channel_module._all_channels, "_next_due_s", 0.0)
         used.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10))
         assert unused._channel is None
         assert used._channel is not None

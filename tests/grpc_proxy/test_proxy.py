@@ -20,7 +20,7 @@ REQUEST = proto("QueryRouteRequest")()
 def test_another_endpoint_is_asked_when_one_is_away(nobody):
     with serving({"QueryRoute": route()}) as address:
         proxy = client(nobody, address, connect_timeout_s=30.0)
-        assert proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(10), preferred=nobody).status.code == Code.OK
+        assert proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(10), preferred_address=nobody).status.code == Code.OK
         assert proxy.channel(nobody).address == address  # and not once more at the one that is away
         proxy.close()
 
@@ -30,7 +30,7 @@ def test_unresponsive_endpoint_leaves_time_for_another():
     with socket.create_server(("127.0.0.1", 0)) as hole, serving({"QueryRoute": route()}) as address:
         silent = f"127.0.0.1:{hole.getsockname()[1]}"
         proxy = client(silent, address, connect_timeout_s=30.0)
-        assert proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(5), preferred=silent).status.code == Code.OK
+        assert proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(5), preferred_address=silent).status.code == Code.OK
         assert proxy.channel(silent).address == address
         proxy.close()
         alone = client(silent, connect_timeout_s=30.0)
@@ -50,7 +50,7 @@ def test_an_endpoint_that_has_answered_before_has_all_the_time():
     with serving({"QueryRoute": noted}) as one, serving({}) as other:
         proxy = client(one, other)
         for _ in range(2):
-            proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(1000), preferred=one)
+            proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(1000), preferred_address=one)
         proxy.close()
     assert left[0] < 600
     assert left[1] > 900
@@ -68,9 +68,9 @@ def test_endpoint_that_stopped_answering_is_avoided():
 
     with serving({"QueryRoute": once}) as one, serving({"QueryRoute": route()}) as other:
         proxy = client(one, other, connect_timeout_s=30.0)
-        proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(30), preferred=one)
+        proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(30), preferred_address=one)
         with pytest.raises(errors.CallTimeout):
-            proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(0.5), preferred=one)
+            proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(0.5), preferred_address=one)
         assert proxy.channel(one).address == other
         over.set()
         proxy.close()

@@ -60,7 +60,7 @@ def test_the_policy_of_a_group():
     for seconds in (1, 5):
         set_seconds(settings.backoff_policy.customized_backoff.next.add(), seconds)
     found = group_policy(settings)
-    assert (found.max_attempts, found.ordered, found.pauses_s) == (4, True, (1.0, 5.0))
+    assert (found.max_attempts, found.ordered, found.redelivery_pauses_s) == (4, True, (1.0, 5.0))
 
 
 def test_pauses_that_grow():
@@ -69,7 +69,7 @@ def test_pauses_that_grow():
     set_seconds(grown.initial, 1)
     set_seconds(grown.max, 5)
     grown.multiplier = 2
-    assert group_policy(settings).pauses_s == (1.0, 2.0, 4.0, 5.0)
+    assert group_policy(settings).redelivery_pauses_s == (1.0, 2.0, 4.0, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_a_proxy_says_of_pauses_has_an_end(initial, longest, multiplier, ex
     grown.multiplier = multiplier
     settings.backoff_policy.max_attempts = -5
     found = group_policy(settings)
-    assert found.pauses_s == pytest.approx(expected, rel=1e-4)
+    assert found.redelivery_pauses_s == pytest.approx(expected, rel=1e-4)
     assert found.max_attempts == 17
 
 
@@ -98,7 +98,7 @@ def test_of_pauses_without_end_the_first_are_taken():
     settings = proto("Settings")()
     for _ in range(5000):
         set_seconds(settings.backoff_policy.customized_backoff.next.add(), 1)
-    assert group_policy(settings).pauses_s == (1.0,) * 100
+    assert group_policy(settings).redelivery_pauses_s == (1.0,) * 100
 
 
 def test_body_of_missing_codec_is_raw_and_names_its_package(monkeypatch):

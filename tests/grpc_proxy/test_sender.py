@@ -242,7 +242,7 @@ def test_refused_message_does_not_block_other_groups():
     assert isinstance(outcome, errors.MessageIllegal)
     assert outcome.stored.keys() == {f"{n}" for n in range(100) if n % 50 != 3}
     assert "53" not in seen, "nothing of its group goes behind it"
-    assert outcome.behind == ("53",)
+    assert outcome.skipped_ids == ("53",)
     one = outcome.stored["7"]
     assert (one.status, one.msg_id, one.queue_offset) == (SendStatus.SEND_OK, "7", 7)
 
@@ -399,7 +399,7 @@ def test_a_send_ends_whatever_its_answer_holds(monkeypatch):
 
 
 def test_a_route_ages(monkeypatch):
-    monkeypatch.setattr("rocketmq_spark.grpc_proxy.sender.ROUTE_AGE_S", 0.0)
+    monkeypatch.setattr("rocketmq_spark.grpc_proxy.sender.ROUTE_MAX_AGE_S", 0.0)
     kinds = [MessageType.NORMAL, MessageType.FIFO]
 
     def answer(request: Any, context: Any) -> Any:
@@ -409,7 +409,7 @@ def test_a_route_ages(monkeypatch):
         assert sender.message_types("t", soon()) == {"NORMAL"}
         del kinds[0]
         assert sender.message_types("t", soon()) == {"FIFO"}
-        monkeypatch.setattr("rocketmq_spark.grpc_proxy.sender.ROUTE_AGE_S", 60.0)
+        monkeypatch.setattr("rocketmq_spark.grpc_proxy.sender.ROUTE_MAX_AGE_S", 60.0)
         sender.publish_queues("t", soon(), refresh=True)
         kinds[0] = MessageType.DELAY
         assert sender.message_types("t", soon()) == {"FIFO"}, "not asked for each message"

@@ -104,7 +104,7 @@ def test_the_key_tells_jvms_and_jars_apart(tmp_path: Path, jar: Path) -> None:
     copy.write_bytes(jar.read_bytes())
     paths = {
         Archive(tmp_path, java, [jar]).path,
-        Archive(tmp_path, Java(java.path, java.major, "another build"), [jar]).path,
+        Archive(tmp_path, Java(java.path, java.major_version, "another build"), [jar]).path,
         Archive(tmp_path, java, [copy]).path,
         Archive(tmp_path, java, [jar, copy]).path,
     }

@@ -27,7 +27,7 @@ from rocketmq_spark.base import folders
 from rocketmq_spark.base import process as registry
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import distribution, java, maven, processes, workspace
-from rocketmq_spark.localbroker.moved_folders import close_if_safe
+from rocketmq_spark.localbroker.moved_folders import revoke_write_if_safe
 from tests import users
 from tests.helpers import raising
 
@@ -75,7 +75,7 @@ class Mirror:
 def small_jars() -> dict[str, tuple[distribution.Jar, Path]]:
     """Two small jars of the real distribution."""
     files = {path.name: path for path in distribution.fetch(["core"])}
-    jars = {jar.coordinate: jar for jar in distribution.read_lock()["core"].jars}
+    jars = {jar.coordinate: jar for jar in distribution.read_lock_file()["core"].jars}
     return {c: (jars[c], files[jars[c].file_name]) for c in SMALL}
 
 
@@ -105,7 +105,9 @@ def small(
     lines = "".join(f"{c} {jar.sha256} {jar.size}\n" for c, (jar, _) in small_jars.items())
     lock = tmp_path / "jars.lock"
     lock.write_text(f"# a lock for tests\n# [small] two jars\n{lines}")
-    monkeypatch.setattr(distribution, "read_lock", functools.partial(distribution.read_lock, lock.read_text()))
+    monkeypatch.setattr(
+        distribution, "read_lock_file", functools.partial(distribution.read_lock_file, lock.read_text())
+    )
     monkeypatch.setenv(distribution.CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setenv(maven.SETTINGS_VARIABLE, str(_ivy_settings(tmp_path / "ivysettings.xml", mirror.root)))
     return tmp_path / "cache"
@@ -124,7 +126,7 @@ def _hash(path: Path) -> str:
 
 
 def test_the_lock_is_read_section_by_section() -> None:
-    lock = distribution.read_lock()
+    lock = distribution.read_lock_file()
     assert {name: len(lock[name].jars) for name in ("core", "tls-test", "proxy", "proxy-native")} == {
         "core": 40,
         "tls-test": 4,
@@ -136,14 +138,14 @@ def test_the_lock_is_read_section_by_section() -> None:
 
 
 def test_another_section_text_is_another_folder() -> None:
-    one, two = (distribution.read_lock(f"# [x] note\ng:a:1 {'0' * 64} {size}\n")["x"].key for size in (1, 2))
-    noted = distribution.read_lock(f"# [x] other note\n# more\ng:a:1 {'0' * 64} 1\n")["x"].key
+    one, two = (distribution.read_lock_file(f"# [x] note\ng:a:1 {'0' * 64} {size}\n")["x"].key for size in (1, 2))
+    noted = distribution.read_lock_file(f"# [x] other note\n# more\ng:a:1 {'0' * 64} 1\n")["x"].key
     assert one != two
     assert one == noted
 
 
 def test_file_names_tell_classifiers_apart() -> None:
-    native = distribution.read_lock()["proxy-native"].jars
+    native = distribution.read_lock_file()["proxy-native"].jars
     assert len({jar.file_name for jar in native}) == len(native)
 
 
@@ -256,7 +258,7 @@ def test_only_the_refused_folder_gets_its_mode_back(tmp_path: Path) -> None:
         folder.symlink_to(private)
         return "a problem"
 
-    assert close_if_safe(folder, lambda _: None, replaced) == "a problem"
+    assert revoke_write_if_safe(folder, lambda _: None, replaced) == "a problem"
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
 
 
@@ -271,7 +273,7 @@ def test_a_data_folder_in_a_cache_keeps_its_mode(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(distribution.CACHE_VARIABLE, str(tmp_path))
     distribution.cache_folder()
     with pytest.raises(LocalBrokerError, match=rf"{folder} is not used: others may write to it, .*broker-a"):
-        workspace.reserve(tmp_path / "run", folder, keep=True)
+        workspace.reserve(tmp_path / "run", folder, keeps_data=True)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o777
 
 
@@ -505,7 +507,7 @@ def test_a_jar_that_others_may_change_is_not_used_as_it_is(
 
 
 def test_real_jars_are_complete_and_in_the_order_of_the_lock() -> None:
-    jars = distribution.read_lock()["core"].jars
+    jars = distribution.read_lock_file()["core"].jars
     files = distribution.fetch(["core"])
     assert [f.name for f in files] == [j.file_name for j in jars]
     assert [_hash(f) for f in files] == [j.sha256 for j in jars]
@@ -677,7 +679,7 @@ def test_the_file_that_could_not_be_written_is_named(tmp_path: Path) -> None:
 _FETCH = """
 import functools, pathlib, sys
 from rocketmq_spark.localbroker import distribution
-distribution.read_lock = functools.partial(distribution.read_lock, pathlib.Path(sys.argv[1]).read_text())
+distribution.read_lock_file = functools.partial(distribution.read_lock_file, pathlib.Path(sys.argv[1]).read_text())
 print(*distribution.fetch(["small"]))
 """
 

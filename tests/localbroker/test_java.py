@@ -26,7 +26,7 @@ def test_java_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: 
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", f"{java.parent}:/usr/bin:/bin")
     found = find_java()
-    assert (found.path, found.major) == (java, major)
+    assert (found.path, found.major_version) == (java, major)
 
 
 def test_java_home_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_release_file_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     java = _fake_java(tmp_path, "1.0", 'JAVA_VERSION="17.0.2"\n')
     java.write_text("#!/bin/sh\nexit 9\n")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert find_java().major == 17
+    assert find_java().major_version == 17
 
 
 def test_old_java_is_refused_with_a_way_to_get_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def _left_behind(run: Path, data: Path, delete: bool = True) -> Path:
 
 
 def test_a_claim_comes_and_goes(run: Path) -> None:
-    taken = reserve(run, None, keep=False)
+    taken = reserve(run, None, keeps_data=False)
     assert taken.data.name.startswith(TEMPORARY_PREFIX)
     assert len(list(run.glob("*.json"))) == 1
     taken.release(delete=True)
@@ -67,7 +67,7 @@ def test_a_claim_comes_and_goes(run: Path) -> None:
 
 
 def test_a_given_folder_is_made_and_kept(run: Path, tmp_path: Path) -> None:
-    taken = reserve(run, tmp_path / "a" / "b", keep=True)
+    taken = reserve(run, tmp_path / "a" / "b", keeps_data=True)
     taken.release(delete=False)
     assert (tmp_path / "a" / "b").is_dir()
 
@@ -78,7 +78,7 @@ def test_processes_and_folder_of_the_dead_go(
     data = tmp_path / f"{TEMPORARY_PREFIX}x"
     record = _left_behind(run, data)
     theirs, others = _sleeper(children, f"{DATA_FLAG}{data}"), _sleeper(children, f"{DATA_FLAG}{data}-2")
-    reserve(run, None, keep=False).release(delete=True)
+    reserve(run, None, keeps_data=False).release(delete=True)
     assert theirs.wait(60) == -9
     assert others.poll() is None
     assert not data.exists()
@@ -87,16 +87,16 @@ def test_processes_and_folder_of_the_dead_go(
 
 def test_data_that_was_to_be_kept_is_kept(run: Path, tmp_path: Path) -> None:
     record = _left_behind(run, tmp_path / "mine", delete=False)
-    reserve(run, None, keep=False).release(delete=True)
+    reserve(run, None, keeps_data=False).release(delete=True)
     assert (tmp_path / "mine" / "store").exists()
     assert not record.exists()
 
 
 def test_a_folder_to_keep_is_kept_when_its_process_is_killed(run: Path) -> None:
-    killed = reserve(run, None, keep=True)
+    killed = reserve(run, None, keeps_data=True)
     for lock in killed._locks:
         lock.close()
-    reserve(run, None, keep=False).release(delete=True)
+    reserve(run, None, keeps_data=False).release(delete=True)
     kept = killed.data.is_dir()
     shutil.rmtree(killed.data, ignore_errors=True)
     assert kept
@@ -105,7 +105,7 @@ def test_a_folder_to_keep_is_kept_when_its_process_is_killed(run: Path) -> None:
 
 def test_only_folders_with_our_name_are_deleted(run: Path, tmp_path: Path) -> None:
     _left_behind(run, tmp_path / "precious")
-    reserve(run, None, keep=False).release(delete=True)
+    reserve(run, None, keeps_data=False).release(delete=True)
     assert (tmp_path / "precious" / "store").exists()
 
 
@@ -117,7 +117,7 @@ def test_a_record_of_another_user_is_left_alone(
     record = _left_behind(run, tmp_path / f"{TEMPORARY_PREFIX}mine")
     users.give_away(monkeypatch, record)
     monkeypatch.setattr(workspace, "_check_data_folder", lambda _: None)
-    reserve(run, None, keep=False).release(delete=True)
+    reserve(run, None, keeps_data=False).release(delete=True)
     assert (child.poll(), (tmp_path / f"{TEMPORARY_PREFIX}mine").exists(), record.exists()) == (None, True, True)
 
 
@@ -127,7 +127,7 @@ def test_the_living_are_left_alone(run: Path, tmp_path: Path, children: list[sub
     child = _sleeper(children, f"{DATA_FLAG}{data}")
     with record.open() as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
-        reserve(run, None, keep=False).release(delete=True)
+        reserve(run, None, keeps_data=False).release(delete=True)
     assert child.poll() is None
     assert data.exists()
     assert record.exists()
@@ -140,14 +140,14 @@ def test_a_folder_that_was_taken_up_again_is_left_alone(
     data = tmp_path / f"{TEMPORARY_PREFIX}x"
     record = _left_behind(run, data)
     (tmp_path / "run-2").mkdir()
-    taken = reserve(tmp_path / "run-2", data, keep=True)
+    taken = reserve(tmp_path / "run-2", data, keeps_data=True)
     child = _sleeper(children, f"{DATA_FLAG}{data}")
-    reserve(run, None, keep=False).release(delete=True)
+    reserve(run, None, keeps_data=False).release(delete=True)
     assert child.poll() is None
     assert (data / "store").exists()
     assert record.exists()
     taken.release(delete=False)
-    reserve(run, None, keep=False).release(delete=True)
+    reserve(run, None, keeps_data=False).release(delete=True)
     assert child.wait(60) == -9
     assert not data.exists()
     assert not record.exists()
@@ -160,22 +160,22 @@ def test_servers_whose_folder_is_gone_go_too(
     record = _left_behind(run, data)
     shutil.rmtree(data)
     child = _sleeper(children, f"{DATA_FLAG}{data}")
-    reserve(run, None, keep=False).release(delete=True)
+    reserve(run, None, keeps_data=False).release(delete=True)
     assert child.wait(60) == -9
     assert not record.exists()
 
 
 def test_a_damaged_record_is_no_error(run: Path) -> None:
     (run / "x.json").write_text("{")
-    reserve(run, None, keep=False).release(delete=True)
+    reserve(run, None, keeps_data=False).release(delete=True)
 
 
 def test_a_data_folder_has_one_owner(run: Path, tmp_path: Path) -> None:
-    taken = reserve(run, tmp_path / "data", keep=True)
+    taken = reserve(run, tmp_path / "data", keeps_data=True)
     with pytest.raises(LocalBrokerError, match=r"The data folder .*/data is in use by another LocalBroker\. Stop"):
-        reserve(run, tmp_path / "data", keep=True)
+        reserve(run, tmp_path / "data", keeps_data=True)
     taken.release(delete=False)
-    reserve(run, tmp_path / "data", keep=True).release(delete=False)
+    reserve(run, tmp_path / "data", keeps_data=True).release(delete=False)
 
 
 def test_nobody_may_exchange_the_configuration_of_servers(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_data_folder_of_another_user_is_not_used(
     with pytest.raises(
         LocalBrokerError, match=rf"The data folder {data} is not used: .* belongs to uid {uid}.*Choose another folder"
     ):
-        reserve(run, data, keep=True)
+        reserve(run, data, keeps_data=True)
     assert (tmp_path / "precious").read_text() == "important"
 
 
@@ -213,7 +213,7 @@ def test_other_users_lose_the_right_to_write_to_a_data_folder(
     (data := tmp_path / "shared" / "data").mkdir(parents=True)
     for folder in (data, data.parent):
         folder.chmod(0o777)
-    reserve(run, data, keep=True).release(delete=False)
+    reserve(run, data, keeps_data=True).release(delete=False)
     assert stat.S_IMODE(data.stat().st_mode) == 0o755
     assert f"the data folder of LocalBroker lies in {data.parent}, in which others (mode 0777)" in caplog.text
 
@@ -230,9 +230,9 @@ def test_what_others_may_have_moved_into_a_data_folder_stays(run: Path, tmp_path
         with pytest.raises(
             LocalBrokerError, match=rf"is not used: others may write to it, .* {data}/broker-a.*chmod go-w"
         ):
-            reserve(run, data, keep=True)
+            reserve(run, data, keeps_data=True)
     data.chmod(0o755)
-    reserve(run, data, keep=True).release(delete=False)
+    reserve(run, data, keeps_data=True).release(delete=False)
     assert (data / "broker-a" / "tmp" / "thesis.tex").exists()
 
 
@@ -253,7 +253,7 @@ def test_a_folder_of_a_broker_in_which_others_wrote_stays(run: Path, tmp_path: P
         with pytest.raises(
             LocalBrokerError, match=r"is not used: (all users|others) may write to .*new (one|folder) in it"
         ):
-            reserve(run, data, keep=True)
+            reserve(run, data, keeps_data=True)
     assert modes == {path: path.stat().st_mode for path in (data, *data.rglob("*"))}
 
 
@@ -265,9 +265,9 @@ def test_a_folder_of_all_users_is_no_data_folder(run: Path, tmp_path: Path, mode
     with pytest.raises(
         LocalBrokerError, match=rf"all users may write to it \(mode {mode:04o}\): name a new folder in it"
     ):
-        reserve(run, data, keep=True)
+        reserve(run, data, keeps_data=True)
     assert stat.S_IMODE(data.stat().st_mode) == mode
-    reserve(run, data / "new", keep=True).release(delete=False)
+    reserve(run, data / "new", keeps_data=True).release(delete=False)
 
 
 @pytest.mark.parametrize("place", ["broker-a", "namesrv", "proxy", "in-use", "ports.json"])
@@ -287,7 +287,7 @@ def test_a_place_of_a_cluster_is_no_link_or_pipe(run: Path, tmp_path: Path, plac
         (work / "file").chmod(0o644)
     mode = (work / "file").stat().st_mode
     with pytest.raises(LocalBrokerError, match=rf"{data / place} (is a link|has another name|is neither)"):
-        reserve(run, data, keep=True)
+        reserve(run, data, keeps_data=True)
     assert (work / "file").stat().st_mode == mode
 
 
@@ -300,7 +300,7 @@ def test_a_folder_that_only_its_user_may_write_is_used_again(run: Path, tmp_path
     (tmp_path / "data").chmod(mode)
     (tmp_path / "data" / "mine").chmod(0o777)
     for _ in range(2):
-        reserve(run, tmp_path / "data", keep=True).release(delete=False)
+        reserve(run, tmp_path / "data", keeps_data=True).release(delete=False)
     assert stat.S_IMODE((tmp_path / "data" / "mine").stat().st_mode) == 0o777
 
 
@@ -314,7 +314,7 @@ def test_servers_write_to_no_other_file_of_their_user(run: Path, tmp_path: Path,
         profile
     )
     with pytest.raises(LocalBrokerError, match=rf"{planted} (is a link|has another name|is neither)"):
-        reserve(run, tmp_path / "data", keep=True)
+        reserve(run, tmp_path / "data", keeps_data=True)
 
 
 def test_files_of_a_cluster_are_written_without_following_links(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_folder_that_was_made_again_by_others_stops_no_start(
     if kind == "theirs" and not users.IS_ROOT:  # so is the record
         monkeypatch.setattr(folders, "foreign_file", lambda path, root_may_own=True: path if path == data else None)
     monkeypatch.setattr(workspace, "_check_data_folder", lambda _: None)
-    reserve(run, None, keep=False).release(delete=True)
+    reserve(run, None, keeps_data=False).release(delete=True)
     assert (data.exists(), target.exists()) == (True, False)
     assert record.exists() == (kind != "theirs")
 
@@ -374,7 +374,7 @@ def test_nothing_is_planted_while_a_data_folder_is_checked(
     monkeypatch.setattr(folders, look, plant(getattr(folders, look)))
     monkeypatch.setattr(folders, "subfolders", lambda _: iter(()))
     with pytest.raises(LocalBrokerError, match=r"is not used: .*belongs to uid"):
-        reserve(run, tmp_path / "data", keep=True)
+        reserve(run, tmp_path / "data", keeps_data=True)
 
 
 def test_files_of_others_in_a_closed_folder_stay_an_error(
@@ -387,7 +387,7 @@ def test_files_of_others_in_a_closed_folder_stay_an_error(
     found = folders.Exposure(file, file.stat(), users.OTHER)
     monkeypatch.setattr(folders, "exposures_in", lambda path, *_: iter([found] if file.parent == path else []))
     with pytest.raises(LocalBrokerError, match=rf"its owner, uid {users.OTHER}, may write to {file}"):
-        reserve(run, tmp_path / "data", keep=True)
+        reserve(run, tmp_path / "data", keeps_data=True)
 
 
 def test_other_files_in_a_data_folder_keep_mode_and_owner(
@@ -401,7 +401,7 @@ def test_other_files_in_a_data_folder_keep_mode_and_owner(
     (results / "shared.csv").chmod(0o664)
     if users.IS_ROOT:
         users.give_away(monkeypatch, results / "theirs.csv")
-    reserve(run, tmp_path / "project", keep=True).release(delete=False)
+    reserve(run, tmp_path / "project", keeps_data=True).release(delete=False)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (results, results / "shared.csv")]
     assert modes == [0o775, 0o664]
 
@@ -416,7 +416,7 @@ def any_mode() -> Iterator[None]:
 @pytest.mark.usefixtures("any_mode")
 def test_records_and_locks_are_private_whatever_the_umask_is(run: Path, tmp_path: Path) -> None:
     (run / "lock").touch(0o666)  # of an older version
-    taken = reserve(run, tmp_path / "data", keep=True)
+    taken = reserve(run, tmp_path / "data", keeps_data=True)
     files = [run / "lock", *run.glob("*.json"), tmp_path / "data" / "in-use"]
     taken.release(delete=False)
     assert len(files) == 3
@@ -425,7 +425,7 @@ def test_records_and_locks_are_private_whatever_the_umask_is(run: Path, tmp_path
 
 @pytest.mark.usefixtures("any_mode")
 def test_a_record_is_private_while_its_process_lives(run: Path) -> None:
-    taken = reserve(run, None, keep=False)
+    taken = reserve(run, None, keeps_data=False)
     mode = stat.S_IMODE(taken._record_file.stat().st_mode)
     taken.release(delete=True)
     assert mode == 0o600
@@ -439,7 +439,7 @@ def test_a_record_that_others_could_have_written_is_not_believed(
     child = _sleeper(children, f"{DATA_FLAG}{data}")
     record = _left_behind(run, data)
     record.chmod(0o666)
-    reserve(run, None, keep=False).release(delete=True)
+    reserve(run, None, keeps_data=False).release(delete=True)
     assert (child.poll(), data.exists(), record.exists()) == (None, True, False)
 
 
@@ -448,7 +448,7 @@ def test_a_folder_that_no_cluster_has_reserved_is_not_deleted(run: Path, tmp_pat
     data = tmp_path / f"{TEMPORARY_PREFIX}main"
     _left_behind(run, data)
     (data / "in-use").unlink()
-    reserve(run, None, keep=False).release(delete=True)
+    reserve(run, None, keeps_data=False).release(delete=True)
     assert (data / "store").exists()
 
 

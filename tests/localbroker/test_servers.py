@@ -30,7 +30,7 @@ def test_names() -> None:
 
 
 def test_name_server(tmp_path: Path) -> None:
-    program = servers.name_server(tmp_path, JARS, "namesrv", 20_000)
+    program = servers.prepare_name_server(tmp_path, JARS, "namesrv", 20_000)
     assert _lines(tmp_path / "namesrv" / "namesrv.conf") == {"listenPort": "20000", "bindAddress": "127.0.0.1"}
     assert program.ports == (20_000,)
     assert (tmp_path / "namesrv" / "logback.xml").exists()
@@ -38,8 +38,8 @@ def test_name_server(tmp_path: Path) -> None:
 
 def test_master_and_slave(tmp_path: Path) -> None:
     conf = {"flushDiskType": "SYNC_FLUSH", "mappedFileSizeCommitLog": 4194304}
-    master = servers.broker(tmp_path, JARS, BrokerSpec("broker-a", 0), 20_010, "127.0.0.1:1", conf)
-    slave = servers.broker(tmp_path, JARS, BrokerSpec("broker-a", 1), 20_020, "127.0.0.1:1", conf)
+    master = servers.prepare_broker(tmp_path, JARS, BrokerSpec("broker-a", 0), 20_010, "127.0.0.1:1", conf)
+    slave = servers.prepare_broker(tmp_path, JARS, BrokerSpec("broker-a", 1), 20_020, "127.0.0.1:1", conf)
     first, second = (_lines(program.home / "broker.conf") for program in (master, slave))
     differing = {key for key in first if first[key] != second[key]}
     assert differing == {"brokerId", "brokerRole", "listenPort", "storePathRootDir"}
@@ -52,7 +52,7 @@ def test_master_and_slave(tmp_path: Path) -> None:
 
 def test_a_new_store_has_no_timers_before_now(tmp_path: Path) -> None:
     before = int(time.time())
-    program = servers.broker(tmp_path, JARS, BrokerSpec("broker-a", 0), 20_010, "127.0.0.1:1", {})
+    program = servers.prepare_broker(tmp_path, JARS, BrokerSpec("broker-a", 0), 20_010, "127.0.0.1:1", {})
     (read_until,) = struct.unpack(">q", _timer_checkpoint(program.home).read_bytes())
     assert before * 1000 <= read_until <= time.time() * 1000
     assert read_until % 1000 == 0, "RocketMQ counts timers by the second"
@@ -62,10 +62,10 @@ def test_a_store_that_is_there_keeps_the_time_of_its_timers(tmp_path: Path) -> N
     path = _timer_checkpoint(tmp_path / "broker-a")
     path.parent.mkdir(parents=True)
     path.write_bytes(b"as the broker left it")
-    servers.broker(tmp_path, JARS, BrokerSpec("broker-a", 0), 20_010, "127.0.0.1:1", {})
+    servers.prepare_broker(tmp_path, JARS, BrokerSpec("broker-a", 0), 20_010, "127.0.0.1:1", {})
     assert path.read_bytes() == b"as the broker left it"
     path.unlink()
-    servers.broker(tmp_path, JARS, BrokerSpec("broker-a", 0), 20_010, "127.0.0.1:1", {})
+    servers.prepare_broker(tmp_path, JARS, BrokerSpec("broker-a", 0), 20_010, "127.0.0.1:1", {})
     assert not path.exists(), "a store without it may hold timers of last week"
 
 
@@ -74,7 +74,7 @@ def _timer_checkpoint(home: Path) -> Path:
 
 
 def test_proxy(tmp_path: Path) -> None:
-    program = servers.proxy(tmp_path, JARS, 20_030, "127.0.0.1:1", {})
+    program = servers.prepare_proxy(tmp_path, JARS, 20_030, "127.0.0.1:1", {})
     conf = json.loads((tmp_path / "proxy" / "rmq-proxy.json").read_text())
     assert (conf["remotingListenPort"], conf["grpcServerPort"]) == program.ports == (20_030, 20_031)
     assert conf["proxyMode"] == "CLUSTER"
@@ -84,7 +84,7 @@ def test_proxy(tmp_path: Path) -> None:
 
 
 def test_a_local_proxy_runs_in_the_broker_s_process(tmp_path: Path) -> None:
-    broker = servers.broker(tmp_path, JARS[:1], BrokerSpec("broker-a", 0), 20_030, "127.0.0.1:1", {})
+    broker = servers.prepare_broker(tmp_path, JARS[:1], BrokerSpec("broker-a", 0), 20_030, "127.0.0.1:1", {})
     both = servers.with_local_proxy(broker, JARS, "127.0.0.1:1", {"proxyMode": "LOCAL"})
     home = tmp_path / "broker-a"
     conf = json.loads((home / "rmq-proxy.json").read_text())
@@ -130,7 +130,7 @@ def test_tls_of_a_proxy_begins_with_its_first_start() -> None:
 
 def test_a_proxy_with_a_certificate_speaks_tls_to_clients_only(tmp_path: Path) -> None:
     fields = {"tlsCertPath": "cert.pem", "tlsKeyPath": "key.pem", "maxDelayTimeMills": 5}
-    program = servers.proxy(tmp_path, JARS, 20_030, "127.0.0.1:1", fields)
+    program = servers.prepare_proxy(tmp_path, JARS, 20_030, "127.0.0.1:1", fields)
     conf = json.loads((tmp_path / "proxy" / "rmq-proxy.json").read_text())
     assert {name: conf[name] for name in fields} == fields
     assert conf["tlsTestModeEnable"] is False

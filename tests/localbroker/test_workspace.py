@@ -23,13 +23,13 @@ def make_workspace(tmp_path: Path) -> Iterator[Callable[..., Workspace]]:
     made: list[Workspace] = []
 
     def make(wished: Mapping[str, int] | None = None) -> Workspace:
-        claimed = reserve(tmp_path / "run", tmp_path / f"data-{len(made)}", keep=True)
+        claimed = reserve(tmp_path / "run", tmp_path / f"data-{len(made)}", keeps_data=True)
         made.append(Workspace(claimed, find_java(), tmp_path / "archives", wished or {}))
         return made[-1]
 
     yield make
     for ws in made:
-        ws.close(keep=False)
+        ws.close(keeps_data=False)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def fork() -> Iterator[Callable[[], None]]:
 
 def test_a_fork_that_lives_on_holds_no_lock(tmp_path: Path, fork: Callable[[], None]) -> None:
     """The folder was in use by "another LocalBroker" for as long as it lived, and all starts waited for it without a word."""
-    first = reserve(tmp_path / "run", tmp_path / "data", keep=True)
+    first = reserve(tmp_path / "run", tmp_path / "data", keeps_data=True)
     fork()
     first.release(delete=False)
     with distribution.file_locked(tmp_path / "run" / "lock"):
@@ -66,7 +66,7 @@ def test_a_fork_that_lives_on_holds_no_lock(tmp_path: Path, fork: Callable[[], N
     with distribution.file_locked(tmp_path / "run" / "lock", waits):
         pass
     assert not waited
-    reserve(tmp_path / "run", tmp_path / "data", keep=True).release(delete=False)
+    reserve(tmp_path / "run", tmp_path / "data", keeps_data=True).release(delete=False)
 
 
 def _ready(server: Server) -> bool:
@@ -75,7 +75,7 @@ def _ready(server: Server) -> bool:
 
 def _bring_up(ws: Workspace, make: Callable[[int], Program] | None = None) -> Server:
     jars = tuple(distribution.fetch(["core"]))
-    make = make or (lambda port: servers.name_server(ws.data, jars, "namesrv", port))
+    make = make or (lambda port: servers.prepare_name_server(ws.data, jars, "namesrv", port))
     return ws.bring_up("namesrv", (0,), make, _ready, Deadline.after(30))
 
 
@@ -84,15 +84,15 @@ def test_up_and_away(make_workspace: Callable[..., Workspace]) -> None:
     server = _bring_up(ws)
     assert ws.servers == {"namesrv": server}
     assert processes.is_listening(server.program.ports[0])
-    ws.close(keep=False)
+    ws.close(keeps_data=False)
     assert server.pid is None
     assert not ws.data.exists()
 
 
 def test_closing_twice_is_fine(make_workspace: Callable[..., Workspace]) -> None:
     ws = make_workspace()
-    ws.close(keep=True)
-    ws.close(keep=True)
+    ws.close(keeps_data=True)
+    ws.close(keeps_data=True)
     assert ws.data.exists()
 
 

@@ -226,7 +226,7 @@ def begun(confirming: AmbiguousSendResolver, queue: MessageQueue, timeout_s: flo
     """An attempt by itself."""
     outgoing = OutgoingSend("T", batch("x"), timeout_s)
     outgoing.reset_attempts(RetryPolicy())
-    confirming.record_start(outgoing, queue)
+    confirming.record_lookup_start(outgoing, queue)
     return outgoing
 
 

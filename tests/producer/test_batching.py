@@ -48,7 +48,7 @@ def sent(bench: Bench) -> list[list[str]]:
 @pytest.fixture(autouse=True)
 def _no_accumulator_stays() -> Iterator[None]:
     yield
-    assert all(batcher.member_count for batcher in process.entries(batching._ACCUMULATORS).values())
+    assert all(batcher.producer_count for batcher in process.entries(batching._ACCUMULATORS).values())
 
 
 def test_many_single_sends_become_one_batch_with_a_result_each(bench: Bench) -> None:
@@ -419,12 +419,12 @@ def test_accumulator_ends_with_last_producer_despite_ctrl_c(bench: Bench) -> Non
 def test_message_added_while_last_producer_closes_is_refused(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     batcher = batcher_of(producer)
-    batcher.member_count += 1  # as if another producer still shared it
+    batcher.producer_count += 1  # as if another producer still shared it
     producer.close()
     assert producer._batching is not None
     result, batch = producer._batching.add(prepared(), None, sender_waits=False)
     assert batch is not None
-    batcher.member_count -= 1
+    batcher.producer_count -= 1
     batcher.close()
     assert isinstance(result.exception(0), ClosedError)
     process.entries(batching._ACCUMULATORS).clear()

@@ -487,7 +487,7 @@ def test_error_naming_stored_messages_fails_only_the_rest(bulk: Bulk) -> None:
         ids = [properties["UNIQ_KEY"] for _, properties in messages(request)]
         error = refused(Response.MESSAGE_ILLEGAL)
         error.stored = {ids[0]: SendResult(SendStatus.SEND_OK, ids[0], queue, 5)}
-        error.behind = (ids[2],)
+        error.skipped_ids = (ids[2],)
         return error
 
     bulk.sender.script = [partly]

@@ -156,7 +156,7 @@ def test_engines_sharing_fault_table_do_not_disturb_each_other(bench: Bench) -> 
             errors.append(e)
 
     calls: list[Callable[[], Any]] = [lambda engine=engine: engine.send(outgoing()) for engine in engines]  # type: ignore[misc]
-    calls += [lambda: table.due_probes(0, 0), lambda: table.retain(set())]
+    calls += [lambda: table.brokers_to_probe(0, 0), lambda: table.retain(set())]
     threads = [threading.Thread(target=until_stopped, args=(call,)) for call in calls]
     sys.setswitchinterval(1e-6)
     try:

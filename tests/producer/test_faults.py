@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.producer.fault_tolerance import CURRENT, RELEASE_4, FaultTable, FaultTables, fault_tables
+from rocketmq_spark.producer.fault_tolerance import CURRENT_RELEASE, RELEASE_4, FaultTable, FaultTables, fault_tables
 from rocketmq_spark.queues.selection import RoundRobin
 from tests.queues import names, q, qs, read
 
@@ -23,7 +23,7 @@ def table(**options: Any) -> FaultTable:
 
 @pytest.mark.parametrize("case", CASES["durations"], ids=lambda c: str(c["latency_ms"]))
 def test_durations_of_the_java_class(case: dict[str, int]) -> None:
-    assert CURRENT.duration_ms(case["latency_ms"]) == case["not_available_ms"]
+    assert CURRENT_RELEASE.duration_ms(case["latency_ms"]) == case["not_available_ms"]
 
 
 @pytest.mark.parametrize("case", CASES["sequences"], ids=lambda c: str(c["index_before_first"]))
@@ -69,7 +69,7 @@ NEW = [(0, 0), (49, 0), (99, 0), (549, 0), (550, 2000), (1799, 2000), (1800, 500
        (4999, 6000), (5000, 10000), (14999, 10000), (15000, 30000), (100000, 30000)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("preset", "rows"), [(RELEASE_4, OLD), (CURRENT, NEW)])
+@pytest.mark.parametrize(("preset", "rows"), [(RELEASE_4, OLD), (CURRENT_RELEASE, NEW)])
 def test_both_tables(preset: FaultTables, rows: list[tuple[int, int]]) -> None:
     assert [(latency, preset.duration_ms(latency)) for latency, _ in rows] == rows
 
@@ -151,9 +151,9 @@ def test_reachability_counts_only_while_a_detector_keeps_it_up() -> None:
 def test_probes_are_due_once_an_interval() -> None:
     faults = table(detecting=True)
     faults.report("a", 1, NOW)
-    assert faults.due_probes(NOW, 2000) == ["a"]
-    assert faults.due_probes(NOW + 1999, 2000) == []
-    assert faults.due_probes(NOW + 2000, 2000) == ["a"]
+    assert faults.brokers_to_probe(NOW, 2000) == ["a"]
+    assert faults.brokers_to_probe(NOW + 1999, 2000) == []
+    assert faults.brokers_to_probe(NOW + 2000, 2000) == ["a"]
 
 
 def test_brokers_of_no_route_are_forgotten() -> None:
@@ -166,7 +166,7 @@ def test_brokers_of_no_route_are_forgotten() -> None:
 
 def test_custom_tables_and_what_is_wrong_with_them() -> None:
     assert fault_tables("current", [10, 20], [1, 2]).duration_ms(15) == 1
-    assert fault_tables("4.x", durations_ms=[1] * 7).isolated_ms == 30_000
+    assert fault_tables("4.x", durations_ms=[1] * 7).failure_latency_ms == 30_000
     with pytest.raises(OptionError, match=r"names '5.x'"):
         fault_tables("5.x")
     with pytest.raises(OptionError, match=r"'notAvailableDuration' is \[1\]; expected 2 durations"):
@@ -196,7 +196,12 @@ class FaultModel(RuleBasedStateMachine):
         self.table.report(broker, latency, self.now, isolated, reachable)
         counted = 10_000 if isolated else latency
         duration = max(
-            [d for t, d in zip(CURRENT.latency_max_ms, CURRENT.not_available_ms, strict=True) if counted >= t] or [0]
+            [
+                d
+                for t, d in zip(CURRENT_RELEASE.latency_max_ms, CURRENT_RELEASE.not_available_ms, strict=True)
+                if counted >= t
+            ]
+            or [0]
         )
         self.ends[broker] = max(self.ends.get(broker, 0), self.now + duration if duration else 0)
         (self.unreachable.discard if reachable else self.unreachable.add)(broker)

@@ -85,7 +85,7 @@ def test_unsent_message_behind_refused_one_is_not_called_refused(bench: Bench) -
     error = MessageIllegal("too long", "a:1")
     bench.sender.script = [error]
     results = [of_group(producer, f"{i}") for i in range(3)]
-    error.behind = [results[2].msg_id]
+    error.skipped_ids = [results[2].msg_id]
     error.stored = {results[0].msg_id: SendResult(SendStatus.SEND_OK, results[0].msg_id, None, None)}
     bench.time.advance(0.1)
     assert results[0].result(0)

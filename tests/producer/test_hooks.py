@@ -23,12 +23,12 @@ def test_hooks_see_the_attempt_and_its_outcome() -> None:
     hooks.add(after=lambda c: seen.append(("after", c.latency_ms)))
     assert hooks
     first, second, third = context(), context(), context()
-    hooks.before(first)
-    hooks.after(first, ok(q("a:0"), first.request), 7)
+    hooks.call_before(first)
+    hooks.call_after(first, ok(q("a:0"), first.request), 7)
     assert first.result is not None
-    hooks.after(second, ConnectionLost("x"), 8)
+    hooks.call_after(second, ConnectionLost("x"), 8)
     assert isinstance(second.error, ConnectionLost)
-    hooks.after(third, None, 0)
+    hooks.call_after(third, None, 0)
     assert (third.result, third.error) == (None, None)
     assert seen == [("before", 1), ("after", 7), ("after", 8), ("after", 0)]
 
@@ -39,6 +39,6 @@ def test_a_hook_that_fails_is_logged_and_the_others_run(error: BaseException, ca
     hooks.add(before=raising(error))
     hooks.add(before=lambda c: seen.append(c.mode))
     with caplog.at_level(logging.ERROR):
-        hooks.before(context())
+        hooks.call_before(context())
     assert seen == ["sync"]
     assert type(error).__name__ in caplog.text

@@ -198,20 +198,25 @@ def test_a_plain_message_has_the_properties_and_the_size_of_any(tags, keys, own,
     assert expected is not None
     assert kind is not None
     batch = batching.MessageBatch(
-        kind.key, None, 0, 0, [SimpleNamespace(body=b"body", properties_text=found[0], flag=flag)], has_plain=True
+        kind.key,
+        None,
+        0,
+        0,
+        [SimpleNamespace(body=b"body", properties_text=found[0], flag=flag)],
+        has_plain_messages=True,
     )  # type: ignore[list-item]
     batching.encode_batch_messages(batch, lambda count: ["I" * 32] * count, ENCODER, 0)
     (encoded,) = batch.items()
     (item,) = decode_batch(encoded)  # type: ignore[arg-type]
     assert decode_properties(item.properties) == decode_properties(expected)
-    assert len(encoded) == kind.size + found[1] + len(b"body")
+    assert len(encoded) == kind.empty_item_bytes + found[1] + len(b"body")
 
 
 @pytest.mark.parametrize("tag", [None, "t", "ü"])
 def test_properties_may_be_as_long_as_those_of_any_message(tag: str | None) -> None:
     kind = plain_template("T", tag, True, ENCODER)
     assert kind is not None
-    longest = kind.free_bytes - len("KEYS\x01\x02")
+    longest = kind.free_properties_bytes - len("KEYS\x01\x02")
     assert encode_plain_properties(message(tags=tag, keys=["k" * longest]), kind) is not None
     prepare(message(tags=tag, keys=["k" * longest]), "I" * 32, SETTINGS)
     assert encode_plain_properties(message(tags=tag, keys=["k" * (longest + 1)]), kind) is None

@@ -63,7 +63,7 @@ def test_batch_that_is_stored_as_one_message_has_the_batchs_id() -> None:
 def test_message_behind_refused_one_of_its_group_is_only_unsent() -> None:
     """Who drops what is refused for good would lose it."""
     error = MessageIllegal("too large")
-    error.behind = ("B",)
+    error.skipped_ids = ("B",)
     first, behind, last = batching._outcomes_by_message(error, [BatchEntry(b"", 0, name, (), None) for name in "ABC"])
     assert isinstance(behind, SendFailed)
     assert (behind.message, behind.__cause__) == (
@@ -72,7 +72,7 @@ def test_message_behind_refused_one_of_its_group_is_only_unsent() -> None:
     )
     for share in (first, last):
         assert isinstance(share, MessageIllegal)
-        assert share.behind == ()
+        assert share.skipped_ids == ()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_message_behind_refused_one_of_its_group_is_only_unsent() -> None:
 def test_partly_stored_error_gives_each_row_its_own_outcome(stored: str, behind: str, said: list[str]) -> None:
     error = MessageIllegal("refused")
     error.stored = {each * 32: result(each * 32) for each in stored}
-    error.behind = tuple(each * 32 for each in behind)
+    error.skipped_ids = tuple(each * 32 for each in behind)
     ends = OutcomeCollector()
     ends.add_rows(np.frombuffer(b"".join(each * 32 for each in (b"a", b"b", b"c")), np.uint8).reshape(3, 32))
     ends.add_outcome(np.arange(3), error)

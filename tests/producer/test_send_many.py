@@ -366,7 +366,7 @@ def test_more_than_a_column_takes_is_refused(bulk: Bulk, monkeypatch: pytest.Mon
 def test_messages_behind_a_refused_first_message_were_not_sent() -> None:
     """Nothing of it is stored, and what is behind it may be sent again without a thought."""
     error, ends = MessageIllegal("too large"), OutcomeCollector()
-    error.behind = ("b" * 32,)
+    error.skipped_ids = ("b" * 32,)
     ends.add_rows(np.frombuffer(b"a" * 32 + b"b" * 32, np.uint8).reshape(2, 32))
     ends.add_outcome(np.arange(2), error)
     refused, behind = ends.result()

@@ -50,7 +50,7 @@ def test_it_halves_when_a_broker_had_to_be_asked_again() -> None:
 
 def test_the_bound_per_broker_is_taken_times_the_brokers() -> None:
     found = bounds(max_in_flight_per_broker=3)
-    assert found.counts_brokers
+    assert found.has_limit_per_broker
     for brokers, max_out in ((0, 3), (1, 3), (5, 15)):
         found.broker_count = brokers
         assert found.max_concurrent == max_out
@@ -61,7 +61,7 @@ def test_a_total_is_a_total_and_never_changes() -> None:
     found.broker_count = 5
     for clean in (True, False):
         found.record_acknowledged(10, clean)
-        assert (found.max_concurrent, found.counts_brokers) == (7, False)
+        assert (found.max_concurrent, found.has_limit_per_broker) == (7, False)
 
 
 @pytest.mark.parametrize("ordered", [True, False])

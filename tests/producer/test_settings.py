@@ -9,7 +9,7 @@ from rocketmq_spark import options
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import TABLE
 from rocketmq_spark.producer.accumulator import BatchLimits
-from rocketmq_spark.producer.fault_tolerance import CURRENT
+from rocketmq_spark.producer.fault_tolerance import CURRENT_RELEASE
 from rocketmq_spark.producer.settings import ProducerSettings
 
 
@@ -20,7 +20,7 @@ def test_the_defaults_are_javas() -> None:
     assert not settings.send_latency_fault
     assert not settings.detector
     assert not settings.auto_batch
-    assert settings.fault_tables == CURRENT
+    assert settings.fault_tables == CURRENT_RELEASE
     assert (settings.max_message_size, settings.compress_above, settings.compression) == (4194304, 4096, "zlib")
     assert (settings.default_topic_queues, settings.heartbeat_s, settings.route_refresh_s) == (4, 30.0, 30.0)
     assert (settings.detect_interval_ms, settings.detect_timeout_ms) == (2000, 200)

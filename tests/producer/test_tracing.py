@@ -229,7 +229,7 @@ def test_a_trace_topic_that_is_not_there_costs_a_line_a_minute(bench: Bench, cap
     assert caplog.text.count("trace records of") == 1
     assert "traceTopicEnable=true" in caplog.text
     caplog.clear()
-    bench.time.advance(tracing.LOSS_LOG_S)
+    bench.time.advance(tracing.LOSS_LOG_INTERVAL_S)
     sending.producer.append([record()])
     bench.time.advance(tracing.FLUSH_S)
     assert "21 trace records of" in caplog.text

@@ -322,7 +322,7 @@ def read(
     reader = model.reader(ranges, settings or PullSettings(), lambda part, cause: result.lost.append((part, cause)))
     try:
         for fetched in reader.fetch():
-            usable = reader.usable_count(holes(model, fetched)) if dense else len(fetched.answers)
+            usable = reader.count_usable_answers(holes(model, fetched)) if dense else len(fetched.answers)
             for number, start, limit, next_offset, begin, end in fetched.answers[:usable]:
                 size = model.queues[number].message_bytes
                 for at in range(begin, end, size):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, first_offset
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, stored_offset_at
 from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.range_reader import RangeReader
@@ -116,7 +116,7 @@ class Filtered:
         reader = view.reader(ranges, PullSettings(has_filter=True, **settings), check.record_loss)
         for fetched in reader.fetch():
             places = [at for answer in fetched.answers for at in range(answer.begin, answer.end, 40)]
-            self.found += [first_offset(fetched.buffer, at) for at in places]
+            self.found += [stored_offset_at(fetched.buffer, at) for at in places]
             check.record_answers(fetched)
             if self.removed_after_fetch is not None:
                 log.queues[0].low = self.removed_after_fetch

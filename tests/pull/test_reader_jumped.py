@@ -31,7 +31,7 @@ def test_loss_is_reported_before_later_messages_are_handed_out() -> None:
     ranges = [OffsetRange(MessageQueue("t", "b", 0), 0, 600)]
     reader = model.reader(ranges, FAST, lambda part, _: lost.append(part))
     for fetched in reader.fetch():
-        usable = reader.usable_count(holes(model, fetched))
+        usable = reader.count_usable_answers(holes(model, fetched))
         if any(answer.limit > 250 for answer in fetched.answers[:usable]):
             break
     assert (min(part.start for part in lost), max(part.end for part in lost)) == (100, 250)

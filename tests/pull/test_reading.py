@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
-from rocketmq_spark.pull.fetched import FetchedAnswer, Hole, first_offset
+from rocketmq_spark.pull.fetched import FetchedAnswer, Hole, stored_offset_at
 from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.range_reader import RangeReader
@@ -49,10 +49,10 @@ def reading(puller: Puller, end: int, filtered: Filter = NO_FILTER) -> tuple[Ran
 def offsets(found: RangesReading, model: Model) -> list[int]:
     got = []
     for fetched in found.fetch():
-        usable = found.usable_count(fetched.answers, holes(model, fetched))
+        usable = found.count_usable_answers(fetched.answers, holes(model, fetched))
         for answer in fetched.answers[:usable]:
             for at in range(answer.begin, answer.end, 40):
-                offset = first_offset(fetched.buffer, at)
+                offset = stored_offset_at(fetched.buffer, at)
                 if answer.next_offset <= answer.limit or offset < answer.limit:
                     got.append(offset)
     return got
@@ -98,7 +98,7 @@ def test_ends_are_asked_about_where_a_filter_hides_them() -> None:
     assert whole.with_true_ends(beyond) is beyond
     filtered, _ = reading(Puller(model, compacted=True), 20, TAGS)
     assert filtered.with_true_ends(beyond) == [beyond[0]._replace(limit=10)]
-    assert filtered.usable_count(beyond, [Hole(0, 3, 4)]) == 1
+    assert filtered.count_usable_answers(beyond, [Hole(0, 3, 4)]) == 1
     assert len(model.streams) == 1
 
 
@@ -106,10 +106,10 @@ def test_where_brokers_filter_nothing_holes_count() -> None:
     puller = Puller(Model([Queue(0, 20)]))
     found, lost = reading(puller, 20, NO_FILTER)
     assert offsets(found, puller.model) == [*range(20)]
-    assert (lost, found.on_holes) == ([], found.usable_count)
+    assert (lost, found.usable_answer_counter) == ([], found.count_usable_answers)
     assert [asked for asked, _ in puller.asked] == [NO_FILTER]
     by_broker, _ = reading(Puller(Model([Queue(0, 20)])), 20, TAGS)
-    assert by_broker.on_holes is None
+    assert by_broker.usable_answer_counter is None
 
 
 def test_loss_reported_mid_read_does_not_clear_earlier_offsets() -> None:

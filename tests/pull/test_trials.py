@@ -66,11 +66,11 @@ def test_retry_pauses_are_per_place_and_restart_after_an_answer() -> None:
 def test_waiting_alone_is_not_suspicious() -> None:
     known = trials()
     known.next_retry_at(HERE, 100.0)
-    assert known.by_position
+    assert known.suspicions_by_position
     assert not known.has_suspicions
     known.suspect_loss(HERE, 100.0)
     assert known.has_suspicions
     known.clear(HERE)
     known.clear(HERE)
-    assert not known.by_position
+    assert not known.suspicions_by_position
     assert not known.has_suspicions

@@ -252,9 +252,9 @@ def test_an_answer_to_a_pull_must_find_room_among_what_arrives(wire: Wire) -> No
             wire.feed(bytes(min(1000, wire.stream.free_bytes)))
     with pytest.raises(ConnectionLost, match="other arriving frames"):
         wire.stream.receive(1.0)
-    assert not other.revoked
+    assert not other.is_revoked
     wire.stream.close()
-    assert (others.used, len(wire.stream.buffer)) == (50_000, bulk.SLACK_BYTES)
+    assert (others.used_bytes, len(wire.stream.buffer)) == (50_000, bulk.SLACK_BYTES)
 
 
 def test_a_stream_whose_room_others_need_ends(wire: Wire) -> None:
@@ -262,7 +262,7 @@ def test_a_stream_whose_room_others_need_ends(wire: Wire) -> None:
     wire.stream._account = others.account("mine")
     wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.free_bytes - 4))
     wire.stream.compact(())
-    assert others.used > 0
+    assert others.used_bytes > 0
     assert others.account("other").resize(99_000) is False
     assert wire.stream._account.resize(90_000)
     assert others.account("other").resize(20_000)

@@ -577,7 +577,7 @@ def test_an_answer_that_does_not_get_on_fails_its_call(connect: Connect, monkeyp
         connection = connect(address, receive_budget=receive_budget)
         with pytest.raises(ConnectionLost, match=r"an answer of 8\d+ bytes was dropped: less than 1 MiB of it arrived"):
             connection.call(ping(), soon(1000.0))
-    assert receive_budget.used == 0
+    assert receive_budget.used_bytes == 0
 
 
 def test_an_answer_whose_room_others_need_fails_its_call(broker: MockBroker, connect: Connect) -> None:
@@ -587,9 +587,9 @@ def test_an_answer_whose_room_others_need_fails_its_call(broker: MockBroker, con
     got = Outcomes()
     with unfinished(7 << 20) as address:
         connect(address, receive_budget=receive_budget).call_each([(ping(), got)], soon(1000.0))
-        eventually(lambda: receive_budget.used > 6 << 20)
+        eventually(lambda: receive_budget.used_bytes > 6 << 20)
         assert len(connect(broker.address, receive_budget=receive_budget).call(ping(), soon(30.0)).body) == 3 << 20
         (lost,) = got.wait()
     assert isinstance(lost, ConnectionLost)
     assert "other arriving frames" in str(lost)
-    eventually(lambda: receive_budget.used == 0)
+    eventually(lambda: receive_budget.used_bytes == 0)

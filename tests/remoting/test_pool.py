@@ -88,7 +88,7 @@ def test_idle_connections_are_closed_but_not_those_that_wait(
     with MockBroker() as other:
         idle, busy = pool.get(broker.address, soon()), pool.get(other.address, soon())
         busy.call_each([(ping(), lambda _: None)], soon(60))
-        monkeypatch.setattr(pool_module, "IDLE_S", -1.0)
+        monkeypatch.setattr(pool_module, "IDLE_TIMEOUT_S", -1.0)
         assert pool.get(other.address, soon()) is busy
         assert (idle.closed, busy.closed) == (True, False)
         assert pool.get(broker.address, soon()) is not idle
@@ -369,7 +369,7 @@ def test_many_threads_at_the_limit_get_answers_and_no_errors(few: Pool, servers:
 def test_addresses_of_routes_are_not_kept_without_limit(
     broker: MockBroker, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("_MAX_SLOTS", 10), ("_MAX_ADVERTISED_ADDRESSES", 10), ("IDLE_S", -1.0)):
+    for name, value in (("_MAX_SLOTS", 10), ("_MAX_ADVERTISED_ADDRESSES", 10), ("IDLE_TIMEOUT_S", -1.0)):
         monkeypatch.setattr(pool_module, name, value)
     for number in range(50):
         pool.advertise([f"h{number}:1"], Peer.UNKNOWN)
@@ -392,12 +392,12 @@ def test_idle_connections_of_unused_client_are_closed_by_others(
         busy.call_each([(ping(), lambda _: None)], soon(60))
         pool.get(broker.address, soon())
         assert not idle.closed
-        monkeypatch.setattr(pool_module, "IDLE_S", -1.0)
-        monkeypatch.setattr(pool_module._pools, "_next_due", 0.0)
+        monkeypatch.setattr(pool_module, "IDLE_TIMEOUT_S", -1.0)
+        monkeypatch.setattr(pool_module._pools, "_next_due_s", 0.0)
         pool.get(broker.address, soon())
         assert (idle.closed, busy.closed) == (True, False)
         again = unused.get(broker.address, soon())
-        monkeypatch.setattr(pool_module._pools, "_next_due", 0.0)
+        monkeypatch.setattr(pool_module._pools, "_next_due_s", 0.0)
         with unused._lock:  # it is in use: nobody waits for it
             pool.get(broker.address, soon())
         assert not again.closed

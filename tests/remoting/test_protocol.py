@@ -11,8 +11,8 @@ from rocketmq_spark.base.codes import Flag, Request, Response, SerializeType
 from rocketmq_spark.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.remoting import protocol
 from rocketmq_spark.remoting.protocol import (
+    MAX_PUSHED_BYTES,
     OPAQUE_MASK,
-    PUSHED_BYTES,
     SMALL_BODY_BYTES,
     WRITE_BYTES,
     RemotingProtocol,
@@ -374,14 +374,14 @@ def test_an_answer_for_which_nobody_waits_any_more_is_dropped(how: str) -> None:
     talk.send(Command(PING), "b")
     large = answer(0, bytes(5000))
     assert in_pieces(talk, large[:3000]) == []
-    assert (talk._splitter.buffered_bytes, room.used) == (3000, 3000)
+    assert (talk._splitter.buffered_bytes, room.used_bytes) == (3000, 3000)
     if how == "give up":
         assert talk.cancel(number) == "a"
     elif how == "expired":
         assert talk.remove_expired(lambda waiter: waiter == "a") == ["a"]
     else:
         talk.connection_lost(RemoteProtocolError("gone"))
-    assert (talk._splitter.buffered_bytes, room.used) == (0, 0)
+    assert (talk._splitter.buffered_bytes, room.used_bytes) == (0, 0)
     if how != "lost":
         (event,) = in_pieces(talk, large[3000:] + answer(1, bytes(10)))
         assert isinstance(event, ResponseReceived)
@@ -395,11 +395,11 @@ def test_only_what_has_arrived_of_a_large_answer_counts() -> None:
     for talk in talks[:3]:  # servers that announce more than there is, and send little of it
         talk.send(Command(PING), "a")
         assert in_pieces(talk, large[:1500]) == []
-    assert room.used == 4500
+    assert room.used_bytes == 4500
     talks[3].send(Command(PING), "b")
     (event,) = in_pieces(talks[3], answer(0, bytes(3000)))
     assert isinstance(event, ResponseReceived)
-    assert room.used == 4500
+    assert room.used_bytes == 4500
 
 
 def test_a_server_that_sends_much_takes_no_answer_of_others() -> None:
@@ -410,7 +410,7 @@ def test_a_server_that_sends_much_takes_no_answer_of_others() -> None:
     other.send(Command(PING), "b")
     (event,) = in_pieces(other, answer(0, bytes(5800)))
     assert isinstance(event, ResponseReceived)
-    assert room.used == 0
+    assert room.used_bytes == 0
     (dropped,) = greedy.tick()
     assert isinstance(dropped, ResponseDropped)
     assert (dropped.waiter, dropped.error.retriable, greedy._splitter.buffered_bytes) == ("a", True, 0)
@@ -421,7 +421,7 @@ def test_a_server_that_sends_much_takes_no_answer_of_others() -> None:
 
 
 def test_a_large_request_of_a_server_has_the_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(protocol, "LARGE_FRAME_BYTES", 1000)
     room = ReceiveBudget(12_000)
     assert room.account("other").resize(6000)
     talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 8000, room.account("mine"))
@@ -432,7 +432,7 @@ def test_a_large_request_of_a_server_has_the_limit_too(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("is_push", [False, True], ids=["answer", "request"])
 def test_a_large_frame_that_does_not_get_on_is_dropped(is_push: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(protocol, "LARGE_FRAME_BYTES", 1000)
     room = ReceiveBudget(100_000)
     talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 9000, room.account(0))
     talk.send(Command(PING), "a")
@@ -451,7 +451,7 @@ def test_a_large_frame_that_does_not_get_on_is_dropped(is_push: bool, monkeypatc
         assert (is_push, event.held_bytes, event.drop_reason) == (True, None, protocol._TOO_SLOW_REASON)
     else:
         assert (is_push, event.waiter, event.error.retriable) == (False, "a", True)
-    assert (talk._splitter.buffered_bytes, room.used, talk.tick()) == (0, 0, [])
+    assert (talk._splitter.buffered_bytes, room.used_bytes, talk.tick()) == (0, 0, [])
     number = talk.send(Command(PING), "b")
     (behind,) = in_pieces(talk, large[at + 500 :] + answer(number, b""))
     assert isinstance(behind, ResponseReceived)
@@ -502,4 +502,4 @@ def test_a_request_counts_with_its_body_and_its_fields() -> None:
 @pytest.mark.parametrize(("message", "limit"), [(4 << 20, 16 << 20), (32 << 20, 33 << 20)])
 def test_the_limit_is_never_less_than_a_message(message: int, limit: int) -> None:
     assert message < max_pushed_frame_bytes(message) <= limit
-    assert max_pushed_frame_bytes(message) >= PUSHED_BYTES
+    assert max_pushed_frame_bytes(message) >= MAX_PUSHED_BYTES

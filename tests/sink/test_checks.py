@@ -146,7 +146,9 @@ def test_the_sinks_settings():
     found = checks.producer_settings(sink_options("x:1", **given))
     assert not found.send_latency_fault
     assert (found.fault_tables.latency_max_ms, found.fault_tables.not_available_ms) == ((1000, 2000), (0, 9000))
-    assert checks.producer_settings(sink_options("x:1", sendLatencyFault="4.x")).fault_tables.isolated_ms == 30_000
+    assert (
+        checks.producer_settings(sink_options("x:1", sendLatencyFault="4.x")).fault_tables.failure_latency_ms == 30_000
+    )
 
 
 class Asked:
@@ -380,7 +382,7 @@ def test_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch):
     del client.versions["b"]
     for _ in range(3):
         assert timers(client, {"a", "b"}) == [["a", "b"]]
-    monkeypatch.setattr(checks, "BrokerTimers", functools.partial(checks.BrokerTimers, silent_s=0.0))
+    monkeypatch.setattr(checks, "BrokerTimers", functools.partial(checks.BrokerTimers, retry_pause_s=0.0))
     process.entries(checks._TIMERS_KEY).clear()
     timers(client, {"a", "b"})
     client.versions["b"] = OLD

@@ -107,14 +107,14 @@ def test_spark_settings_unsafe_for_exactly_once_are_refused(
 
 
 def test_settings_that_register_saw_are_checked_before_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    exactly_once_checks.check_registered()  # without ``register`` nothing is known
+    exactly_once_checks.check_registered_settings()  # without ``register`` nothing is known
     for context, settings in (("/earlier", {}), ("/files", exactly_once_conf()), ("/files", {})):
-        exactly_once_checks.check_registered()  # what another context had says nothing about this one
+        exactly_once_checks.check_registered_settings()  # what another context had says nothing about this one
         monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda context=context: context)
         monkeypatch.setenv(context_settings.SETTINGS_VARIABLE, context_settings.encoded_settings(settings.get))
         monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda: "/files")
     with pytest.raises(OptionError, match=r"the Spark context lacks spark.stage.maxConsecutiveAttempts=1") as e:
-        exactly_once_checks.check_registered()
+        exactly_once_checks.check_registered_settings()
     assert exactly_once_checks.ADAPTIVE_SETTING not in str(e.value), "a session may still set it"
 
 
@@ -160,7 +160,7 @@ def test_each_task_looks_where_it_runs(monkeypatch: pytest.MonkeyPatch, name: st
     task = SimpleNamespace(getLocalProperty=here.get)
     monkeypatch.setattr(exactly_once, "TaskContext", SimpleNamespace(get=lambda: task))
     stream = ExactlyOncePlan(BatchName("query-1", 0, 7, b"", "sink"), QueueEnds({}, {}))
-    job = replace(stream, streaming=False)
+    job = replace(stream, is_streaming=False)
     exactly_once.check_task(stream, 4.0)
     with pytest.raises(OptionError, match="cannot see, inside a streaming query, that a batch is repeated"):
         exactly_once.check_task(job, 4.0)
@@ -191,7 +191,7 @@ def test_topics_are_checked_once_in_each_place(monkeypatch):
     monkeypatch.setattr(session, "client", lambda options: SimpleNamespace(routes=None, offset_reader=None))
     monkeypatch.setattr(exactly_once, "fetch_ends", lambda *given: QueueEnds({}, {}))
     monkeypatch.setattr(exactly_once, "_check_topics", lambda options, ends: checked.append(options) is None)
-    process.entries(exactly_once._CHECKED_TOPICS).clear()
+    process.entries(exactly_once._CHECKED_TOPICS_KEY).clear()
     ways = [{"addressMap": '{"10.0.0.5:10911": "y:2"}'}, {"accessKey": "a", "secretKey": "b"}, {"tls": "true"}]
     suffixes = [{"environment": name, "environmentMode": "suffix"} for name in ("dev", "test")]
     places = [{}, {"namespace": "n"}, *suffixes, *ways, {"nameServer": "y:1"}, {"topic": "u"}]
@@ -200,7 +200,7 @@ def test_topics_are_checked_once_in_each_place(monkeypatch):
             sink_options("x:1", **{"topic": "t", "deliveryGuarantee": "exactly-once", **place})
         )
     assert len(checked) == len(places)
-    process.entries(exactly_once._CHECKED_TOPICS).clear()
+    process.entries(exactly_once._CHECKED_TOPICS_KEY).clear()
 
 
 def test_server_that_never_answers_a_check_blocks_only_its_query(monkeypatch):
@@ -223,5 +223,5 @@ def test_server_that_never_answers_a_check_blocks_only_its_query(monkeypatch):
     went_on = not mine.is_alive()
     answers.set()
     theirs.join()
-    process.entries(exactly_once._CHECKED_TOPICS).clear()
+    process.entries(exactly_once._CHECKED_TOPICS_KEY).clear()
     assert went_on

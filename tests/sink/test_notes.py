@@ -21,7 +21,7 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.checkpoints import batch_notes, files, offset_log, rewind
 from rocketmq_spark.spark.checkpoints.batch_notes import BatchNote
 from rocketmq_spark.spark.checkpoints.files import Folder, checkpoint_folder
-from rocketmq_spark.spark.checkpoints.owners import exposure
+from rocketmq_spark.spark.checkpoints.owners import describe_exposure
 from rocketmq_spark.spark.sink import exactly_once
 from rocketmq_spark.stored.ends import QueueEnds
 from rocketmq_spark.stored.scan import ScanTools
@@ -50,11 +50,11 @@ def test_a_batch_is_begun_once_and_its_note_stays(folder: Folder) -> None:
     name = batch_notes.batch_name(folder, "sink")
     assert (name.query, name.epoch, name.number, name.write_name) == ("query-1", 0, 0, "sink")
     first = batch_notes.begin_batch(folder, name, lambda: ENDS)
-    assert (first.existed, first.note.ends) == (False, ENDS)
+    assert (first.had_note, first.note.ends) == (False, ENDS)
     again = batch_notes.begin_batch(
         folder, batch_notes.batch_name(folder, "sink"), lambda: pytest.fail("the note is there")
     )
-    assert (again.existed, again.note) == (True, first.note)
+    assert (again.had_note, again.note) == (True, first.note)
 
 
 def test_note_that_another_process_wrote_first_counts(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_note_with_other_offsets_or_epoch_is_of_another_batch(folder: Folder, tm
     raised = batch_notes.batch_name(folder, "sink")
     assert raised.epoch == 1
     assert batch_notes.begin_batch(folder, raised, lambda: ENDS) == (BatchNote(raised, ENDS), False)
-    assert batch_notes.begin_batch(folder, raised, lambda: LATER).existed
+    assert batch_notes.begin_batch(folder, raised, lambda: LATER).had_note
 
 
 def test_a_damaged_note_may_have_been_handed_out(folder: Folder, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_batch_begun_by_earlier_version_is_not_taken_as_unsent(folder: Folder, t
             asked()
     assert path.read_bytes() == earlier
     taken_back = name._replace(epoch=1)
-    assert not batch_notes.begin_batch(folder, taken_back, lambda: LATER).existed, (
+    assert not batch_notes.begin_batch(folder, taken_back, lambda: LATER).had_note, (
         "a batch that was taken back has other ids in any case"
     )
 
@@ -174,7 +174,7 @@ def test_stored_id_scan_waits_for_longest_settle_time_of_runs(monkeypatch: pytes
 
 def test_a_note_keeps_its_ends_and_masters_where_others_join() -> None:
     """With the master of now a look would not see that another copy has taken over, which may lack what was stored."""
-    (old,), new = ENDS.queues, MessageQueue("t", "b", 0)
+    (old,), new = ENDS.end_offsets, MessageQueue("t", "b", 0)
     now = QueueEnds({old: 9, new: 3}, {"a": "a:2", "b": "b:1"}, {old: 5, new: 6})
     assert ENDS.with_further_queues(now) == QueueEnds({old: 7, new: 3}, {"a": "a:1", "b": "b:1"}, {new: 6})
 
@@ -250,7 +250,7 @@ def test_note_survives_where_files_cannot_be_replaced_atomically(tmp_path: Path)
     system.cut = False
     assert batch_notes.begin_batch(folder, name, lambda: LATER) == (BatchNote(name, joined), True)
     batch_notes.increment_epoch(folder)
-    assert not batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: LATER).existed
+    assert not batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: LATER).had_note
 
 
 def test_a_file_system_that_moves_no_files_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ def test_a_log_that_cannot_be_listed_takes_no_note_with_it(folder: Folder, monke
     name, files = batch_notes.batch_name(folder, "sink"), Folder.files
     monkeypatch.setattr(Folder, "files", lambda self, below: {} if below == "offsets" else files(self, below))
     batch_notes.begin_batch(folder, name, lambda: ENDS)
-    assert batch_notes.begin_batch(folder, name, lambda: LATER).existed
+    assert batch_notes.begin_batch(folder, name, lambda: LATER).had_note
 
 
 def test_old_notes_that_cannot_be_removed_do_not_hold_up_a_batch(
@@ -306,7 +306,7 @@ def test_old_notes_that_cannot_be_removed_do_not_hold_up_a_batch(
         raise OffsetError(f"{below} was removed by another write")
 
     monkeypatch.setattr(Folder, "delete_folder", gone)
-    assert not batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: ENDS).existed
+    assert not batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: ENDS).had_note
 
 
 def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_a_rewind_raises_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Folder, "delete", interrupted)
     with pytest.raises(KeyboardInterrupt):
         rewind.execute(folder, planned, datetime(2026, 11, 24, tzinfo=UTC))
-    assert batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: LATER).existed, (
+    assert batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: LATER).had_note, (
         "the query may go on as it was"
     )
     monkeypatch.undo()
@@ -402,7 +402,7 @@ def test_checkpoints_are_called_as_spark_calls_them(
 @pytest.mark.parametrize("location", ["hdfs:/a", "HDFS://h/a", "s3a://b/a", "odd:a"])
 def test_a_checkpoint_on_another_file_system_has_no_local_path(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert files.local_path(location) is None
-    assert exposure(location) is None
+    assert describe_exposure(location) is None
     asked: list[str] = []
     monkeypatch.setattr(
         "pyarrow.fs.FileSystem", SimpleNamespace(from_uri=lambda name: (None, asked.append(name) or "/a"))
@@ -411,7 +411,7 @@ def test_a_checkpoint_on_another_file_system_has_no_local_path(location: str, mo
     assert asked == [location.replace("s3a", "s3")]
 
 
-@pytest.mark.parametrize("of", [exposure, checkpoint_folder, files.open_folder])
+@pytest.mark.parametrize("of", [describe_exposure, checkpoint_folder, files.open_folder])
 def test_a_checkpoint_that_no_system_opens_is_an_error(of: Callable[[str], object], tmp_path: Path) -> None:
     of(f"{tmp_path}/{'a' * 200}")
     for path in (f"{tmp_path}{'/a' * 5_000_000}", f"file:{tmp_path}{'/a' * 3000}"):

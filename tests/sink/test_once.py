@@ -461,7 +461,9 @@ def test_broker_without_master_at_first_start_is_used_on_restart(
     options = sink.options(topic=topic, sendTimeout="5s")
     rows = frame(body=["x", "y"], brokerName=["broker-a", "broker-b"], queueId=[0, 0])
     killed(pair, "broker-b")
-    awaited(lambda: {q.broker_name for q in sink.plan(options).ends.queues} == {"broker-a"} or forgotten(sink), bool)
+    awaited(
+        lambda: {q.broker_name for q in sink.plan(options).ends.end_offsets} == {"broker-a"} or forgotten(sink), bool
+    )
     with pytest.raises(MessageRefused, match="has no queue 0 on broker 'broker-b' that accepts messages"):
         sink.attempt(sink.plan(options), options, rows)
     pair.restart("broker-b")
@@ -564,7 +566,7 @@ def test_each_batch_write_is_another_job(make_timerless_topic: Make, sink: Sink)
     writer = RocketMQWriter(options, from_arrow_schema(frame(body=["x"]).schema))
     plans = [pickle.loads(pickle.dumps(writer))._writer.plan for _ in range(2)]
     assert plans[0] == plans[1]
-    assert not plans[0].streaming
+    assert not plans[0].is_streaming
 
 
 def test_a_rewound_batch_is_sent_again(timerless: LocalBroker, make_timerless_topic: Make, sink: Sink) -> None:

@@ -454,7 +454,7 @@ def test_options_of_the_sink_reach_the_fault_table() -> None:
     assert first is not task._fault_table(sink_options("y:1", sendLatencyFault="4.x")), (
         "brokers of others may have equal names"
     )
-    assert first.tables.isolated_ms == 30_000
+    assert first.tables.failure_latency_ms == 30_000
 
 
 def test_batch_behind_one_that_was_given_up_is_not_stored(

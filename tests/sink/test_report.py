@@ -11,7 +11,7 @@ from rocketmq_spark.spark.sink.report import (
     Written,
     total,
     warn_of_omitted_headers,
-    warn_of_unmatched,
+    warn_of_unmatched_messages,
     with_counts,
 )
 
@@ -73,12 +73,12 @@ def test_headers_that_were_left_out_are_reported_once_per_write(caplog):
     ],
 )
 def test_unmatched_messages_are_reported_with_rows_stored_twice(caplog, sent, twice):
-    warn_of_unmatched(Written(rows=sent, unmatched=30), "batch 4")
+    warn_of_unmatched_messages(Written(rows=sent, unmatched=30), "batch 4")
     (record,) = caplog.records
     assert record.getMessage().startswith("batch 4: 30 messages that an earlier attempt stored match no row")
     assert record.getMessage().endswith(f"These messages stay in the topic; {twice}")
 
 
 def test_a_repeat_whose_messages_all_match_is_no_warning(caplog):
-    warn_of_unmatched(Written(rows=5, already_stored=5), "batch 4")
+    warn_of_unmatched_messages(Written(rows=5, already_stored=5), "batch 4")
     assert not caplog.records

@@ -515,7 +515,7 @@ def test_environment_keeps_its_queues_when_broker_leaves_route(two, kept):
     assert one.owned_queues.environment_numbers == {A: 1}
     if kept == "by the checkpoint":
         one = bounds_reader(name_server.address, environment="01")
-        one.set_checkpoint_offsets(Offsets({A: 3}, environment={A: 1}))
+        one.set_checkpoint_offsets(Offsets({A: 3}, environment_numbers={A: 1}))
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("b", b)))
     assert one.fetch_complete_view().bounds == again(one).bounds == {}  # broker-b's queue is the second environment's
     assert one.owned_queues.environment_numbers == {A: 1}
@@ -528,7 +528,7 @@ def test_a_checkpoint_of_another_environment_is_refused(two):
     with pytest.raises(
         CheckpointMismatch, match="the checkpoint is of no environment, and this query of environment '2'"
     ):
-        one.set_checkpoint_offsets(Offsets({A: 3}, environment={A: 1}))
+        one.set_checkpoint_offsets(Offsets({A: 3}, environment_numbers={A: 1}))
     with pytest.raises(
         CheckpointMismatch, match="the checkpoint is of environment '1', and this query of environment '2'"
     ):
@@ -547,7 +547,7 @@ def test_an_environment_whose_broker_is_away_waits(two, given):
     with pytest.raises(OptionError, match="option 'environment"):  # new, it may be a slip of the pen
         bounds_reader(name_server.address, **given).fetch_complete_view()
     restarted = bounds_reader(name_server.address, **given)
-    restarted.set_checkpoint_offsets(Offsets({B: 3}, environment=one.owned_queues.environment_numbers))
+    restarted.set_checkpoint_offsets(Offsets({B: 3}, environment_numbers=one.owned_queues.environment_numbers))
     assert restarted.fetch_complete_view().bounds == {}
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("a", a), ("b", b)))
     assert list(again(one).bounds) == list(again(restarted).bounds) == [B]

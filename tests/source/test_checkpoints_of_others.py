@@ -22,7 +22,7 @@ from tests import users
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    process.entries(owners._WARNED_KEY).clear()
+    process.entries(owners._WARNED_CHECKPOINTS_KEY).clear()
     path = tmp_path / "folder" / "checkpoint"
     (path / "rocketmq").mkdir(parents=True, mode=0o755)
     (path / "rocketmq" / "epoch").write_text("1")

@@ -89,7 +89,7 @@ def test_links_are_not_listed(name: str, tmp_path: Path, place: str) -> None:
 def test_a_file_of_more_bytes_than_the_limit_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool
 ) -> None:
-    monkeypatch.setattr(files, "_FILE_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "_MAX_FILE_BYTES", 1 << 20)
     remote = Folder("other://made", SubTreeFileSystem(str(tmp_path), LocalFileSystem()), "")
     read = (open_folder(str(tmp_path)) if is_local else remote).read_bytes
     (tmp_path / "a").write_bytes(bytes(1 << 20))

@@ -94,7 +94,11 @@ def test_offsets_remember_the_topics_that_are_named(given, record, topics):
 
 
 def test_a_damaged_record_of_assigned_queues_is_an_error():
-    of = Offsets({}, source_identity={"newQueues": False, "assign": {"t": 3}}, plan={"allocationStrategy": "averagely"})
+    of = Offsets(
+        {},
+        source_identity={"newQueues": False, "assign": {"t": 3}},
+        partitioning_json={"allocationStrategy": "averagely"},
+    )
     with pytest.raises(OffsetError, match=r"reads/assign: {'t': 3} cannot be used; expected JSON such as"):
         checkpoint_identity.queues_of_next_batch(of, ZERO_TO_FIVE)
 
@@ -128,12 +132,14 @@ ZERO_TO_FIVE = [MessageQueue("t", broker, number) for broker in ("broker-a", "br
 )
 def test_offsets_say_which_queues_are_read_next(given, environment, expected):
     strategy = {"allocationStrategy": "averagely"}
-    of = Offsets({ZERO_TO_FIVE[1]: 5}, source_identity=given, environment=environment or {}, plan=strategy)
+    of = Offsets(
+        {ZERO_TO_FIVE[1]: 5}, source_identity=given, environment_numbers=environment or {}, partitioning_json=strategy
+    )
     assert checkpoint_identity.queues_of_next_batch(of, ZERO_TO_FIVE) == [ZERO_TO_FIVE[i] for i in expected]
 
 
 def test_a_new_topic_has_the_queue_of_an_environments_number():
-    of = Offsets({ZERO_TO_FIVE[1]: 5}, source_identity={"environment": "2"}, environment={ZERO_TO_FIVE[1]: 2})
+    of = Offsets({ZERO_TO_FIVE[1]: 5}, source_identity={"environment": "2"}, environment_numbers={ZERO_TO_FIVE[1]: 2})
     new = [MessageQueue("u", "broker-a", number) for number in range(3)]
     assert checkpoint_identity.queues_of_next_batch(of, [*ZERO_TO_FIVE, *new]) == [ZERO_TO_FIVE[1], new[1]]
 
@@ -362,7 +368,11 @@ def test_a_checkpoint_of_another_layout_is_refused(given, begin, problem):
             Offsets({QUEUE: 1}, source_identity={"namespace": ""}),
             "of no environment, and this query of environment '1'",
         ),
-        ({"environment": "1"}, Offsets({QUEUE: 1}, environment={QUEUE: 2}), "and this query of environment '1'"),
+        (
+            {"environment": "1"},
+            Offsets({QUEUE: 1}, environment_numbers={QUEUE: 2}),
+            "and this query of environment '1'",
+        ),
         (SUFFIX, Offsets({QUEUE: 1}), "and this query of environment 'dev' with 'suffix'"),
         (
             NAMED,
@@ -382,7 +392,7 @@ def test_a_checkpoint_of_another_environment_is_refused(given, offsets, problem)
         ({}, Offsets({QUEUE: 1, OTHER: 2})),
         (SUFFIX, Offsets({})),
         (NAMED, Offsets({QUEUE: 1, DEAD: 1})),  # positions from before the environment was written down
-        ({"environment": "2"}, Offsets({QUEUE: 1}, environment={QUEUE: 2})),
+        ({"environment": "2"}, Offsets({QUEUE: 1}, environment_numbers={QUEUE: 2})),
     ],
 )
 def test_a_checkpoint_of_the_same_environment_is_taken(given, offsets):
@@ -402,7 +412,8 @@ def test_a_checkpoint_of_the_same_environment_is_taken(given, offsets):
             "positions of t/broker-a/0, t/broker-a/1; this query of environment '1' reads t/",
         ),
         (Offsets({QUEUE: 1}), set(), "reads none of these topics"),
-        (Offsets({OTHER: 1}, environment={OTHER: 1}), {QUEUE}, None),  # what is written down was compared before
+        # What is written down was compared before.
+        (Offsets({OTHER: 1}, environment_numbers={OTHER: 1}), {QUEUE}, None),
         (Offsets({OTHER: 1}, source_identity={"namespace": ""}), {QUEUE}, None),
     ],
 )
@@ -419,7 +430,7 @@ def test_offsets_from_before_environments_are_compared_by_queue(begin, owned, pr
 
 
 def _older(begin):
-    return not begin.environment and "namespace" not in begin.source_identity
+    return not begin.environment_numbers and "namespace" not in begin.source_identity
 
 
 HERE, THERE = {"namespace": "here"}, {"namespace": "there"}

@@ -23,7 +23,7 @@ _OFFSETS = st.builds(
     _POSITIONS,
     st.dictionaries(strategies.filled_texts, strategies.texts, max_size=2),
     _POSITIONS,
-    partitions=st.lists(strategies.queues, max_size=6).map(lambda queues: kafka_partitions.with_new_queues({}, queues)),
+    queue_runs=st.lists(strategies.queues, max_size=6).map(lambda queues: kafka_partitions.with_new_queues({}, queues)),
 )
 
 
@@ -69,9 +69,9 @@ def test_equal_offsets_are_equal_texts(offsets, random):
         offsets.new_queue_starts,
         offsets.newest_store_ms,
         offsets.source_identity,
-        offsets.environment,
+        offsets.environment_numbers,
     )
-    again = Offsets(*(shuffled(part) for part in parts), partitions=offsets.partitions)
+    again = Offsets(*(shuffled(part) for part in parts), queue_runs=offsets.queue_runs)
     assert canonical(again.to_json()) == canonical(offsets.to_json())
 
 
@@ -183,4 +183,4 @@ def test_wrong_partitions_of_a_checkpoint_are_named(partitions, problem):
 
 def test_runs_that_touch_are_no_overlap():
     runs = {"t": [["a", 2, 2], ["b", 2, 2], ["a", 0, 2]], "u": [["a", 2147483647, 1]]}
-    assert Offsets.from_json({"topics": {}, "partitions": runs}).partitions == runs
+    assert Offsets.from_json({"topics": {}, "partitions": runs}).queue_runs == runs

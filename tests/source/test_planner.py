@@ -11,7 +11,7 @@ from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.spark.source import planning
 from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.spark.source.planning import (
-    SAMPLED_QUEUES,
+    MAX_SAMPLED_QUEUES,
     ReadLimitPolicy,
     TriggerLimits,
     next_end,
@@ -206,7 +206,7 @@ def test_bytes_become_offsets_by_samples():
         return 5000, 10
 
     assert admission.max_offsets(waiting, TriggerLimits(max_bytes=100_000), sample, 0.0) == 200
-    assert len(asked) == SAMPLED_QUEUES
+    assert len(asked) == MAX_SAMPLED_QUEUES
     assert admission.max_offsets(waiting, TriggerLimits(max_bytes=100_000, max_offsets=30), sample, 0.0) == 30
     assert admission.max_offsets(waiting, TriggerLimits(max_bytes=10), sample, 0.0) == 1, "a batch makes progress"
 

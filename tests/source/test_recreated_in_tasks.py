@@ -181,7 +181,7 @@ def test_a_plan_tells_its_tasks_what_it_saw(broker, queue):
     assert ranges_of(partitions) == [[OffsetRange(A, 0, 10)], [OffsetRange(A, 10, 20)]]
     for partition in partitions:
         travelled = pickle.loads(pickle.dumps(partition))
-        assert (travelled.queue_ends, travelled.newest_ms) == ((END,), (PLANNED_MS,))
+        assert (travelled.queue_ends, travelled.newest_store_ms) == ((END,), (PLANNED_MS,))
 
 
 # --- the look at an answer

@@ -102,7 +102,9 @@ def test_root_makes_no_backup_where_the_owner_can_redirect_it(
     of_another(query, monkeypatch)
     before = owners(tmp_path)
     above = folders.Exposure(tmp_path / "link", tmp_path.stat(), users.OTHER)
-    monkeypatch.setattr(folders, "exposures", lambda path, owner=folders.ROOT: iter([above] * (owner == folders.ROOT)))
+    monkeypatch.setattr(
+        folders, "exposures", lambda path, owner=folders.ROOT_ID: iter([above] * (owner == folders.ROOT_ID))
+    )
     real = os.mkdir
 
     def mkdir(path: str, *args: int, **at: int) -> None:

@@ -66,4 +66,6 @@ def end(**more: object) -> None:
 def reader(*statements: str) -> PythonCall:
     """The call of a process that runs the statements with the names of this module."""
     root = str(Path(__file__).parents[2])
-    return python_call("-c", "\n".join(["from tests.spool.scripted_reader import *", *statements]), import_first=[root])
+    return python_call(
+        "-c", "\n".join(["from tests.spool.scripted_reader import *", *statements]), first_import_folders=[root]
+    )

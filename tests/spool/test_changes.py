@@ -31,7 +31,7 @@ def test_totals_follow_each_step_and_the_ones_before_stay() -> None:
 def test_a_record_that_failed_waits_for_its_target() -> None:
     change, one = AtomicChange(Totals()), Record("k", b"x", 0, "t", marks=((b"id", b"place"),))
     first = one.pending_key(Due(7, 1))
-    assert not first.waits, "it waits only for its time"
+    assert not first.waits_for_answer, "it waits only for its time"
     change.retry(one, first, Due(9, 1), RecordState(1, 7))
     assert (change.removed_pending, change.added_pending) == ([first], [PendingKey("t", True, Due(9, 1))])
     assert change.deletes == [first.encoded]

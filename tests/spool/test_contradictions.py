@@ -129,7 +129,7 @@ def test_totals_that_would_fall_below_zero_are_counted_again(
         )
         assert (store.damage_count, store.totals) == (
             1,
-            Totals(store.totals.next_sequence, last_ms=store.totals.last_ms),
+            Totals(store.totals.next_sequence, last_recorded_ms=store.totals.last_recorded_ms),
         )
 
 

@@ -115,7 +115,7 @@ def spool_with_everything(path: Path) -> Path:
 def test_a_copy_has_all_records_and_the_source_stays_as_it_is(tmp_path: Path) -> None:
     source, copy = spool_with_everything(tmp_path / "source"), tmp_path / "copy"
     before = files_of(source)
-    assert copy_spool(source, copy, limits()) == CopyResult(5, 1, {}, False, [], notes_left_out=1)
+    assert copy_spool(source, copy, limits()) == CopyResult(5, 1, {}, False, [], left_out_note_count=1)
     assert files_of(source) == before
     expected, found = content(source), content(copy)
     for note in (b"t/broker-a/0", b"t/broker-a/1"):  # a node believes it, and nobody sees it
@@ -124,7 +124,7 @@ def test_a_copy_has_all_records_and_the_source_stays_as_it_is(tmp_path: Path) ->
     assert found == expected
     assert expected_totals is not None
     assert totals is not None
-    expected_totals.last_ms = totals.last_ms
+    expected_totals.last_recorded_ms = totals.last_recorded_ms
     assert totals == expected_totals
     assert copy.stat().st_mode & 0o777 == 0o700
 
@@ -176,7 +176,7 @@ def test_copy_keeps_lasting_notes_and_damage_makes_owner_unknown(tmp_path: Path)
         copy = tmp_path / f"{damaged}"
         call = reader(*statements, f"end(damaged={damaged})")
         assert copy_spool(tmp_path / "source", copy, limits(), call) == CopyResult(
-            1, 0, {}, damaged, [], notes_left_out=1
+            1, 0, {}, damaged, [], left_out_note_count=1
         )
         with contextlib.closing(Store(copy, sync="never")) as store:
             assert store.notes() == {LASTING_PREFIX + b"queues": b"1"}
@@ -201,7 +201,7 @@ def test_what_this_package_writes_is_taken() -> None:
         NOTE + b"name",
         OWNER[1],
     ]
-    assert (checked.left_out_by_reason, checked.record_count, checked.dead_count) == ({}, 3, 1)
+    assert (checked.left_out_count_by_reason, checked.record_count, checked.dead_count) == ({}, 3, 1)
     assert checked.owner == SpoolOwner(("a:1",), "")
 
 
@@ -235,7 +235,7 @@ def with_longer_target() -> bytes:
         (record_key(RECORD, 1), None, copying.TOO_LONG),
         (record_key(DEAD, 1), STATE + b"\xff", copying.UNREADABLE_STATE),
         (record_key(DEAD, 1), STATE[:9], copying.UNREADABLE_STATE),
-        (record_key(DEAD, 1), RecordState(1, 2, "x" * copying.MAX_SMALL_BYTES).encode(), copying.TOO_LONG),
+        (record_key(DEAD, 1), RecordState(1, 2, "x" * copying.MAX_OTHER_VALUE_BYTES).encode(), copying.TOO_LONG),
         (DEAD, STATE, copying.UNREADABLE_STATE),
         (Due(2**63, 1).mark_value, STATE, copying.UNREADABLE_STATE),
         (Due(1, 2**63).mark_value, STATE, copying.UNREADABLE_STATE),
@@ -244,7 +244,7 @@ def with_longer_target() -> bytes:
         (PendingKey("t", True, Due(1, 2**63)).encoded, STATE, copying.UNREADABLE_STATE),
         (PendingKey("t", True, Due(1, 1)).encoded + b"x", STATE, copying.UNREADABLE_STATE),
         (PENDING + b"x" * 18, STATE, copying.UNREADABLE_STATE),
-        (NOTE + b"n", b"x" * (copying.MAX_SMALL_BYTES + 1), copying.TOO_LONG),
+        (NOTE + b"n", b"x" * (copying.MAX_OTHER_VALUE_BYTES + 1), copying.TOO_LONG),
         (OWNER[0], b"[2]", copying.UNREADABLE_OWNER),
         (OWNER[0], b'[1, "", 5, null, ""]', copying.UNREADABLE_OWNER),
         (OWNER[0], b'[1, "", [5], null, ""]', copying.UNREADABLE_OWNER),
@@ -254,7 +254,7 @@ def with_longer_target() -> bytes:
 def test_what_is_not_understood_is_left_out_with_the_reason(key: bytes, value: bytes | None, reason: str) -> None:
     checked = EntryChecker()
     assert not checked.entry_to_copy(key, value)
-    assert checked.left_out_by_reason == {reason: 1}
+    assert checked.left_out_count_by_reason == {reason: 1}
     assert checked.owner == (UNKNOWN_OWNER if reason == copying.UNREADABLE_OWNER else None)
 
 
@@ -276,7 +276,7 @@ def test_a_key_is_taken_once_and_only_behind_those_before_it() -> None:
     checked = EntryChecker()
     keys = [record_key(RECORD, number) for number in (2, 2, 1, 3)]
     assert [checked.entry_to_copy(key, record(b"x").encode()) is not None for key in keys] == [True, False, False, True]
-    assert checked.left_out_by_reason == {copying.OUT_OF_ORDER: 2}
+    assert checked.left_out_count_by_reason == {copying.OUT_OF_ORDER: 2}
 
 
 def test_a_record_has_one_state(tmp_path: Path) -> None:
@@ -287,14 +287,14 @@ def test_a_record_has_one_state(tmp_path: Path) -> None:
     assert checked.entry_to_copy(Due(2, 5).mark_value, STATE) is None
     assert checked.entry_to_copy(PendingKey("t", True, Due(3, 5)).encoded, STATE) is None
     assert checked.entry_to_copy(PendingKey("t", True, Due(3, 6)).encoded, STATE) is not None
-    assert checked.left_out_by_reason == {copying.SECOND_STATE: 2}
+    assert checked.left_out_count_by_reason == {copying.SECOND_STATE: 2}
 
 
 @pytest.mark.parametrize("area", DERIVED_AREAS)
 def test_what_is_derived_from_records_is_not_taken(area: bytes) -> None:
     checked = EntryChecker()
     assert not checked.entry_to_copy(area + b"anything", b"anything")
-    assert not checked.left_out_by_reason
+    assert not checked.left_out_count_by_reason
 
 
 def test_a_reader_may_send_keys_twice_and_in_any_order(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_reader_may_send_keys_twice_and_in_any_order(tmp_path: Path) -> None:
         "end(warnings=['careful'])",
     )
     copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call)
-    assert copied == CopyResult(2, 1, {copying.OUT_OF_ORDER: 1}, False, ["careful"], notes_left_out=1)
+    assert copied == CopyResult(2, 1, {copying.OUT_OF_ORDER: 1}, False, ["careful"], left_out_note_count=1)
     assert sent(tmp_path / "copy") == [b"1", b"3"]
     found = content(tmp_path / "copy")
     assert lane_key(b"lane", 3) in found
@@ -334,7 +334,7 @@ def test_copy_omits_states_without_record_and_sends_no_dead_one(tmp_path: Path) 
 def test_unreadable_owner_leaves_copied_records_without_owner(tmp_path: Path) -> None:
     call = reader("put(OWNER[0], b'[9]')", "put(record_key(RECORD, 1), record(b'x').encode())", "end()")
     copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call)
-    assert copied.left_out_by_reason == {copying.UNREADABLE_OWNER: 1}
+    assert copied.left_out_count_by_reason == {copying.UNREADABLE_OWNER: 1}
     with contextlib.closing(Store(tmp_path / "copy")) as store, pytest.raises(SpoolError, match="an owner that a"):
         store.set_owner(SpoolOwner(("a:1",)))
 
@@ -824,7 +824,7 @@ def test_records_have_marks_that_follow_from_what_is_shown(tmp_path: Path) -> No
         before = [work.record for work in store.take(NOW_MS + 10**9, 100)]
         lies = (DELAYED_KIND, b"mine", victim.marks), ("unknown", b"", ((IDENTITY, b"abc"),))
         store.add([(Record(kind, data, 1, marks=marks), 1) for kind, data, marks in lies])
-    assert copy_spool(source, copy, limits(), rules=COPY_RULES).left_out_by_reason == {}
+    assert copy_spool(source, copy, limits(), rules=COPY_RULES).left_out_count_by_reason == {}
     with contextlib.closing(Store(copy, sync="never")) as store:
         found = {work.record.payload: work.record.marks for work in store.take(NOW_MS + 10**9, 100)}
     own = effect_of(RULES, QUEUE, 0, b"mine", NOW_MS).record

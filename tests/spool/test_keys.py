@@ -38,7 +38,11 @@ def test_a_group_holds_the_records_of_its_target_only(one: PendingKey, other: Pe
     assert PendingKey.parse(one.encoded) == one
     assert PENDING <= one.encoded < area_end(PENDING)
     within = other.group <= one.encoded < group_end(other.group)
-    assert within == (one.group == other.group) == ((one.target, one.waits) == (other.target, other.waits))
+    assert (
+        within
+        == (one.group == other.group)
+        == ((one.target, one.waits_for_answer) == (other.target, other.waits_for_answer))
+    )
 
 
 @given(st.binary(max_size=20), numbers, st.binary(max_size=20), numbers)

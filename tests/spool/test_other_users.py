@@ -304,7 +304,7 @@ def test_files_of_root_in_a_spool_are_no_reason_to_refuse_it(tmp_path: Path, mon
     if users.IS_ROOT:
         monkeypatch.setattr(os, "geteuid", lambda: users.OTHER)
     else:
-        monkeypatch.setattr(folders, "ROOT", os.getuid())
+        monkeypatch.setattr(folders, "ROOT_ID", os.getuid())
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with contextlib.closing(make(spool)) as store:
         assert len(store) == 1
@@ -505,7 +505,7 @@ def owners(monkeypatch: pytest.MonkeyPatch, uids: dict[Path, int]) -> None:
 
     def owner(path: Path) -> os.stat_result:
         status = list(path.stat())
-        status[4] = {0: folders.ROOT, users.OTHER: mine}.get(uids[path], uids[path])
+        status[4] = {0: folders.ROOT_ID, users.OTHER: mine}.get(uids[path], uids[path])
         return os.stat_result(status)
 
     monkeypatch.setattr(owner_rights, "_owner_uid", owner)
@@ -680,7 +680,7 @@ def test_spool_in_volume_of_root_belongs_to_owner_of_its_files(
     spool = fill(tmp_path / "base" / "volume")
     spool.chmod(0o777)
     uid = os.getuid()
-    monkeypatch.setattr(folders, "ROOT", uid)
+    monkeypatch.setattr(folders, "ROOT_ID", uid)
     monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
     monkeypatch.setattr(folders, "exposures", lambda *_: iter([]))
     with lent(spool):
@@ -743,7 +743,7 @@ sys.addaudithook(watch)
 def last():
     real = ({*os.getresuid()}, {*os.getresgid(), *os.getgroups()})
     wanted = ({users.OTHER}, {65534}) if users.IS_ROOT else real
-    if users.folders.has_own_rights() or real != wanted or os.geteuid() == users.folders.ROOT:
+    if users.folders.has_own_rights() or real != wanted or os.geteuid() == users.folders.ROOT_ID:
         late.append(("rights", real))
     print("late:", *late, file=sys.stderr)
 app(["spool", sys.argv[2], *sys.argv[1:2], *sys.argv[3:]])

@@ -244,7 +244,7 @@ def test_record_failing_while_others_succeed_is_retried_soon(bench: Bench) -> No
 def test_a_call_while_another_one_runs_is_not_forgotten(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
-    monkeypatch.setattr(redelivery, "PAGE", page)
+    monkeypatch.setattr(redelivery, "PAGE_SIZE", page)
     bench.add(record(b"a", target="t"), record(b"b", target="t"), after_s=1000)
     hasten, calls = bench.store.make_due, []
 
@@ -279,7 +279,7 @@ def test_a_call_whose_write_failed_is_repeated(bench: Bench, monkeypatch: pytest
 
 
 def test_more_than_a_page_is_hastened(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.spool.redelivery.PAGE", 3)
+    monkeypatch.setattr("rocketmq_spark.spool.redelivery.PAGE_SIZE", 3)
     bench.add(*(record(str(i).encode(), target="a") for i in range(20)), after_s=1800)
     bench.redelivery.on_send_failed("a")
     bench.redelivery.on_answer(["a"])

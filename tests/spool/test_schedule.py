@@ -35,5 +35,5 @@ def test_steady_clock_ignores_steps_of_wall_clock() -> None:
 
 
 def test_after_restart_steady_clock_never_precedes_stored_time() -> None:
-    clock = SteadyClock(lambda: 940_000, lambda: 0, not_before_ms=1_000_000)
+    clock = SteadyClock(lambda: 940_000, lambda: 0, last_recorded_ms=1_000_000)
     assert clock() == 1_000_000

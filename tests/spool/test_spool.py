@@ -33,7 +33,7 @@ class Fixture:
     def open(self) -> None:
         self.resender = FakeResender()
         store = Store(self.path, sync="never")
-        clock = SteadyClock(self.wall_ms, self.monotonic_ms, store.totals.last_ms)
+        clock = SteadyClock(self.wall_ms, self.monotonic_ms, store.totals.last_recorded_ms)
         self.spool = SendSpool(store, self.resender, ManualTimer(self.time), clock)
 
     def wall_ms(self) -> int:
@@ -213,7 +213,7 @@ def test_one_that_can_have_no_thread_leaves_its_folder_free(tmp_path: Path, monk
 
 
 def test_more_than_a_page_is_sent_now(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.spool.spool.PAGE", 3)
+    monkeypatch.setattr("rocketmq_spark.spool.spool.PAGE_SIZE", 3)
     bodies = [b"%d" % i for i in range(20)]
     fixture.spool.keep(
         [send(body, topic=f"T{body.decode()}") for body in bodies]

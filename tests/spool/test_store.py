@@ -229,7 +229,7 @@ def test_record_with_bad_checksum_becomes_dead_and_lane_goes_on(path: Path) -> N
     store.close()
 
 
-@pytest.mark.parametrize("limit", ["REVIVE_PAGE", "REVIVE_PAGE_BYTES"])
+@pytest.mark.parametrize("limit", ["REVIVE_PAGE_SIZE", "REVIVE_PAGE_BYTES"])
 def test_any_number_of_dead_comes_back_in_portions(path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(store_module, limit, 3)
     store = Store(path)
@@ -364,7 +364,7 @@ def test_latest_stored_moment_never_goes_back_with_clock(path: Path) -> None:
     store.settle([(second, RetryLater(600, "down"))], 100)
     store.close()
     store = Store(path)
-    assert store.totals.last_ms == 900
+    assert store.totals.last_recorded_ms == 900
     store.close()
 
 

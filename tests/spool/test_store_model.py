@@ -45,7 +45,7 @@ away = st.frozensets(st.sampled_from(TARGETS[1:]))
 
 def unindexed(pending: PendingKey, state: bytes) -> tuple[bytes, bytes]:
     """As releases before 0.2 wrote it: the target was a part of the state."""
-    target = pending.target.encode() if pending.waits else b""
+    target = pending.target.encode() if pending.waits_for_answer else b""
     return pending.due.mark_value, state[:11] + len(target).to_bytes(2) + target + state[13:]
 
 
@@ -208,7 +208,14 @@ class StoreMachine(SteppingMachine):
                 self.did["lost"] += 1
             elif damage != "none":
                 later = Due(pending.due.due_ms + 7, pending.due.sequence)
-                back.append((pending._replace(due=later, waits=pending.waits != (damage == "doubled")).encoded, state))
+                back.append(
+                    (
+                        pending._replace(
+                            due=later, waits_for_answer=pending.waits_for_answer != (damage == "doubled")
+                        ).encoded,
+                        state,
+                    )
+                )
         db.write(back, [*lost, TOTALS])
         self._open_again()
         assert self.store.damage_count == (1 if self.model.kept or self.model.dead else 0)

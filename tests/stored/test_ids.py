@@ -148,7 +148,7 @@ class Pulls:
             self.on_loss(self.ranges[0], self.loss)
         yield self.fetched
 
-    def usable_count(self, holes: Sequence[Hole]) -> int:
+    def count_usable_answers(self, holes: Sequence[Hole]) -> int:
         for hole in holes:
             self.on_loss(OffsetRange(self.ranges[0].queue, hole.start, hole.end), Cause.TRUNCATED)
         return len(self.fetched.answers)

@@ -336,17 +336,17 @@ def test_without_a_name_server_brokers_are_where_they_were(scripted: Brokers) ->
 @pytest.mark.parametrize("away", [{1: "b:2"}, {0: "b:2"}], ids=["a slave", "an acting master"])
 def test_a_note_leaves_out_brokers_without_a_master_of_their_own(scripted: Brokers, away: dict[int, str]) -> None:
     """Tasks do not send there, and a copy that answers now is not what answers later."""
-    brokers = {"a": BrokerData("a", "c", {0: "a:1"}), "b": BrokerData("b", "c", away, acting=0 in away)}
+    brokers = {"a": BrokerData("a", "c", {0: "a:1"}), "b": BrokerData("b", "c", away, has_acting_master=0 in away)}
     route = TopicRoute("t", tuple(QueueData(name, 1, 1, 6) for name in brokers), brokers)
     scripted.masters = {name: data.master for name, data in brokers.items() if data.master}
     scripted.get = lambda topic, max_age_s, deadline: route  # type: ignore[method-assign, assignment, return-value]
     ends = fetch_ends(scripted, scripted, ["t"], Deadline.after(0), 1.0)  # type: ignore[arg-type]
-    assert (ends.queues, ends.masters) == ({A: 2}, {"a": "a:1"})
+    assert (ends.end_offsets, ends.masters) == ({A: 2}, {"a": "a:1"})
 
 
 def test_no_note_is_made_of_copies_alone(scripted: Brokers) -> None:
     """A master that comes back would not be the one of the note."""
-    acting = BrokerData("a", "c", {0: "a:2"}, acting=True)
+    acting = BrokerData("a", "c", {0: "a:2"}, has_acting_master=True)
     route = TopicRoute("t", (QueueData("a", 1, 1, 6),), {"a": acting})
     scripted.get = lambda topic, max_age_s, deadline: route  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(BrokerNotFound, match="no broker of the topic has a master of its own"):

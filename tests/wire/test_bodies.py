@@ -46,12 +46,12 @@ def test_routes(case):
         route = bodies.route("T", unhex(case[encoding]))
         flags = {q.broker_name: q.topic_sys_flag for q in route.queues}
         queues = tuple(QueueData(q.broker_name, q.read_queues, q.write_queues, q.perm) for q in route.queues)
-        brokers = {name: replace(data, acting=False) for name, data in route.brokers.items()}
+        brokers = {name: replace(data, has_acting_master=False) for name, data in route.brokers.items()}
         assert (queues, brokers, route.order_conf) == (expected.queues, expected.brokers, expected.order_conf)
         for told in json.loads(unhex(case["encoded_standard"]))["brokerDatas"]:
             data = route.brokers[told["brokerName"]]
             unwritten = [not q.perm & 2 for q in queues if q.broker_name == data.broker_name]
-            assert data.acting is (
+            assert data.has_acting_master is (
                 told["enableActingMaster"] and data.master is not None and all(unwritten) and any(unwritten)
             )
         assert all(0 <= flag < 4 for flag in flags.values())

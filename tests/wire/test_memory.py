@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.base.budget import OBJECT_BYTES
+from rocketmq_spark.base.budget import MESSAGE_OVERHEAD_BYTES
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, SysFlag
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.wire.messages import (
@@ -41,12 +41,12 @@ def zeros(size: int) -> bytes:
 
 def test_messages_without_bodies_take_memory_too() -> None:
     data = batch(EMPTY * 20_000)
-    room = DecodeBudget(10_000 * OBJECT_BYTES)
+    room = DecodeBudget(10_000 * MESSAGE_OVERHEAD_BYTES)
     (found,) = decode_leniently(data, budget=room)
     assert (found.decode_error, found.body) == (NO_MEMORY, zlib.compress(EMPTY * 20_000))
-    roomy = DecodeBudget(20_001 * OBJECT_BYTES)
+    roomy = DecodeBudget(20_001 * MESSAGE_OVERHEAD_BYTES)
     assert len(list(decode_leniently(data, budget=roomy))) == 20_000
-    assert roomy.remaining_bytes == OBJECT_BYTES
+    assert roomy.remaining_bytes == MESSAGE_OVERHEAD_BYTES
 
 
 def test_a_batch_of_large_properties_does_not_fit_either() -> None:
@@ -108,7 +108,7 @@ def test_no_message_is_lost_for_lack_of_room(parts: list[bytes], limit: int) -> 
     packed = [m for m in found if m.decode_error == NO_MEMORY]
     assert len(found) + 29 * sum(bool(m.sys_flag & int(SysFlag.INNER_BATCH)) for m in packed) == len(whole)
     held = sum(message_memory(m) for m in found if m.decode_error is None and m.body != b"x")
-    assert held <= limit + OBJECT_BYTES
+    assert held <= limit + MESSAGE_OVERHEAD_BYTES
 
 
 @pytest.mark.parametrize(

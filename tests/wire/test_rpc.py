@@ -11,9 +11,9 @@ from rocketmq_spark.wire.header import Command
 from tests import strategies
 from tests.harness import unhex, vectors
 
-ROWS = list(rpc.by_code.values())
+ROWS = list(rpc.row_by_code.values())
 LIVE = [case for case in vectors("live_exchanges") if case["request"]]
-JAVA = [case for case in vectors("remoting_frames") if case["code"] in rpc.by_code and case["frame_json"]]
+JAVA = [case for case in vectors("remoting_frames") if case["code"] in rpc.row_by_code and case["frame_json"]]
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 
 # Rows that neither a captured exchange nor a frame of the Java classes shows: only the round trip vouches for them.
@@ -42,8 +42,8 @@ def live_codes():
 
 
 def test_every_request_number_has_one_row():
-    assert set(rpc.by_code) == set(Request)
-    assert [getattr(rpc, code.name) for code in Request] == [rpc.by_code[code] for code in Request]
+    assert set(rpc.row_by_code) == set(Request)
+    assert [getattr(rpc, code.name) for code in Request] == [rpc.row_by_code[code] for code in Request]
 
 
 def test_which_rows_have_a_golden_frame():
@@ -75,7 +75,7 @@ def test_answers_there_and_back(row, data):
 
 @every_row
 def test_required_fields_are_asked_for(row):
-    needed = [name for name, field in row.fields.items() if field.required]
+    needed = [name for name, field in row.fields.items() if field.is_required]
     values = {name: {"int": 1, "bool": True, "str": "x"}[row.fields[name].kind] for name in needed}
     row.request(**values)
     for name in needed:
@@ -87,7 +87,7 @@ def test_required_fields_are_asked_for(row):
 def test_live_requests(case):
     request = header.decode(unhex(case["request"])[4:])
     answer = header.decode(unhex(case["response"])[4:])
-    row = rpc.by_code.get(request.code)
+    row = rpc.row_by_code.get(request.code)
     if row is None:
         assert answer.code == Response.REQUEST_CODE_NOT_SUPPORTED
         return
@@ -106,7 +106,7 @@ def test_requests_of_the_java_client(case):
     command = header.decode(unhex(case["frame_json"])[4:])
     if command.is_response:
         return
-    row = rpc.by_code[case["code"]]
+    row = rpc.row_by_code[case["code"]]
     values = row.arguments(command)
     common = {name: value for name, value in command.ext.items() if name in ("ns", "bname")}
     flags = {name: value == "true" for name, value in command.ext.items() if name in ("nsd", "oway", "lo")}

@@ -38,14 +38,14 @@ class Accounts:
 
     def problems(self) -> list[str]:
         """Return the differences as sentences without a full stop."""
-        pairs = (
+        comparisons = (
             ("orders", self.orders_written, "read by the query", self.orders_read),
             ("orders", self.orders_written, "in the totals read back", self.orders_returned),
             ("cents", self.cents_written, "in the totals read back", self.cents_returned),
         )
         differences = [
             f"{written} {unit} written, but {count} {source}"
-            for unit, written, source, count in pairs
+            for unit, written, source, count in comparisons
             if written != count
         ]
         if self.exactly_once and self.totals_repeated:

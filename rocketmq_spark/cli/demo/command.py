@@ -113,7 +113,7 @@ def _run(output: Output, environment: DemoEnvironment, seconds: float, rate: flo
 
 def _print_result(output: Output, environment: DemoEnvironment, result: DemoResult, elapsed_s: float) -> None:
     accounts, state, kill = result.accounts, result.state, result.kill
-    batches, median_ms = len(state.batch_ms), int(statistics.median(state.batch_ms))
+    batch_count, median_ms = len(state.batch_ms), int(statistics.median(state.batch_ms))
     commands = _next_commands(environment)
     document = {
         "event": "result",
@@ -122,7 +122,7 @@ def _print_result(output: Output, environment: DemoEnvironment, result: DemoResu
         "topics": [environment.orders, environment.totals],
         "data": str(environment.folder),
         "seconds": round(elapsed_s, 1),
-        "batches": batches,
+        "batches": batch_count,
         "medianBatchMs": median_ms,
         "next": commands,
     }
@@ -130,7 +130,7 @@ def _print_result(output: Output, environment: DemoEnvironment, result: DemoResu
     lines = [
         "",
         f"A producer wrote orders to topic {environment.orders}. A streaming query summed them up per window and region",
-        f"in {batches} batches (median {median_ms} ms) and wrote the totals to topic {environment.totals}{through_proxy}.",
+        f"in {batch_count} batches (median {median_ms} ms) and wrote the totals to topic {environment.totals}{through_proxy}.",
         f"In between: {kill}.",
         "",
         *("  " + line for line in accounts.lines()),

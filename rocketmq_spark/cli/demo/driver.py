@@ -70,7 +70,7 @@ class SparkDriver:
         os.set_blocking(self._reports_fd, False)
         self._unread_bytes, self._has_last_report = b"", False
         package_root = str(Path(rocketmq_spark.__file__).parent.parent)
-        call_arguments = python_call("-P", *self._program, str(write_fd), import_first=[package_root])
+        call_arguments = python_call("-P", *self._program, str(write_fd), first_import_folders=[package_root])
         call_arguments["env"] = {"PYSPARK_PYTHON": sys.executable, **call_arguments["env"]}
         call_arguments["cwd"] = str(self._environment.folder)  # Spark writes files to its current folder
         with open(
@@ -82,18 +82,18 @@ class SparkDriver:
                 start_new_session=True,
             )  # fmt: skip
         os.close(write_fd)
-        self._name_session(self._process.pid)
+        self._write_session_id(self._process.pid)
         self._send(self._environment.to_json())
 
     @property
     def _lock_descriptors(self) -> list[int]:
         return [] if self._environment.lock is None else [self._environment.lock]
 
-    def _name_session(self, session: int) -> None:
+    def _write_session_id(self, session_id: int) -> None:
         assert self._watcher is not None
         assert self._watcher.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the watcher was killed: the demo continues without it
-            self._watcher.stdin.write(f"{session}\n".encode())
+            self._watcher.stdin.write(f"{session_id}\n".encode())
             self._watcher.stdin.flush()
 
     def finish(self) -> None:
@@ -148,7 +148,7 @@ class SparkDriver:
             return
         process_session.kill(self._process.pid)
         self._process.wait()
-        self._name_session(0)
+        self._write_session_id(0)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()

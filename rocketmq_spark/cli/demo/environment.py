@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.process import on_signals
-from rocketmq_spark.cli.command import INTERRUPTED
+from rocketmq_spark.cli.command import INTERRUPTED_EXIT_CODE
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import LocalBrokerError, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker, distribution
@@ -127,10 +127,19 @@ def demo_environment(
                 folder, lock = _free_folder(demo_folder)
             stack.callback(os.close, lock)
             if name_server is None:
-                mq = stack.enter_context(LocalBroker(data=folder / "broker", proxy=with_own_proxy, queues=QUEUES))
-                own_proxy = mq.proxy_grpc if with_own_proxy else None
+                local_broker = stack.enter_context(
+                    LocalBroker(data=folder / "broker", proxy=with_own_proxy, queues=QUEUES)
+                )
+                own_proxy = local_broker.proxy_grpc if with_own_proxy else None
                 environment = DemoEnvironment(
-                    mq.name_server, "orders", "order-totals", folder, folder / "broker", own_proxy, lock, mq
+                    local_broker.name_server,
+                    "orders",
+                    "order-totals",
+                    folder,
+                    folder / "broker",
+                    own_proxy,
+                    lock,
+                    local_broker,
                 )
             else:
                 suffix = uuid.uuid4().hex[:6]
@@ -205,7 +214,7 @@ def interruptible() -> Iterator[None]:
 
     def end_process() -> None:
         _write_to_stderr("Ended before everything was closed")
-        os._exit(INTERRUPTED)
+        os._exit(INTERRUPTED_EXIT_CODE)
 
     def interrupt() -> None:
         nonlocal is_stopping

@@ -27,7 +27,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.cli.demo.environment import FINISH, DemoEnvironment
-from rocketmq_spark.spark.conf import exactly_once_conf, private_sockets
+from rocketmq_spark.spark.conf import exactly_once_conf, private_socket_settings
 from rocketmq_spark.spark.datasource import register
 from rocketmq_spark.spark.monitoring.explain import explain
 
@@ -123,7 +123,7 @@ def _spark_session(environment: DemoEnvironment) -> Iterator[SparkSession]:
         "spark.local.dir": "local",  # relative, because Spark splits paths at commas, which the folder may contain
     }
     folders.make_folders(socket_folder := environment.folder / "sockets")
-    for name, value in {**_SPARK_CONF, **folder_conf, **private_sockets(socket_folder)}.items():
+    for name, value in {**_SPARK_CONF, **folder_conf, **private_socket_settings(socket_folder)}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     # Spark does not find Python data sources by itself if the path of its Python contains a space.

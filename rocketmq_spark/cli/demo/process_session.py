@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-_PAUSE_S = 0.002
+_LISTING_INTERVAL_S = 0.002
 _PROC = Path("/proc")
 _STOPPED_STATES, _ENDED_STATES = frozenset("Tt"), frozenset("ZX")
 
@@ -30,9 +30,9 @@ def members(session: int) -> dict[int, frozenset[str]]:
     return {pid: states for pid, states in states_by_pid.items() if states - _ENDED_STATES}
 
 
-def stop(session: int, within_s: float) -> bool:
+def stop(session: int, timeout_s: float) -> bool:
     """Stop all processes with SIGSTOP. Returns False if there is no process, or if a thread of a process still runs."""
-    end_s = time.monotonic() + within_s
+    end_s = time.monotonic() + timeout_s
     stopped_pids: set[int] = set()
     while time.monotonic() < end_s:
         living_processes = members(session)
@@ -44,7 +44,7 @@ def stop(session: int, within_s: float) -> bool:
         stopped_pids = set() if running_pids else set(living_processes)
         for pid in running_pids:
             _signal(pid, signal.SIGSTOP)
-        time.sleep(_PAUSE_S if running_pids else 0)
+        time.sleep(_LISTING_INTERVAL_S if running_pids else 0)
     return False
 
 
@@ -59,7 +59,7 @@ def kill(session: int) -> None:
     while living_processes := members(session):
         for pid in living_processes:
             _signal(pid, signal.SIGKILL)
-        time.sleep(_PAUSE_S)
+        time.sleep(_LISTING_INTERVAL_S)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

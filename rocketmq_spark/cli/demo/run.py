@@ -56,15 +56,15 @@ class DemoRun:
         self._has_recovered = False
         # Values of ``time.monotonic()``.
         self._killed_s = 0.0
-        self._began_s: float | None = None
+        self._writing_began_s: float | None = None
         self._shown_s = float("-inf")
-        self._changed_s = time.monotonic()
+        self._last_progress_s = time.monotonic()
 
     def run(self, exactly_once: bool) -> DemoResult:
         state, writer = self._watch.state, self._writer
         self._wait("waiting for Spark's first batch", lambda: bool(state.batch_ms))
         writer.start()
-        self._began_s = time.monotonic()
+        self._writing_began_s = time.monotonic()
         self._wait("writing orders", lambda: writer.is_done)
         self._wait("reading the rest", lambda: state.read >= writer.sent_count)
         writer.end_windows()
@@ -86,7 +86,7 @@ class DemoRun:
             self._watch.refresh()
             state.sent = self._writer.sent_count
             state.closing = CLOSING_ORDERS if state.read > state.sent else 0
-            state.elapsed_s = 0.0 if self._began_s is None else time.monotonic() - self._began_s
+            state.elapsed_s = 0.0 if self._writing_began_s is None else time.monotonic() - self._writing_began_s
             self._report_repeated_batch()
             self._check_progress(has_changed=figures_before != (state.read, state.totals_seen, state.sent))
             if has_reached():
@@ -104,9 +104,9 @@ class DemoRun:
         batch = self._kill.batch
         self._has_recovered = batch is None or self._watch.newest_finished >= batch
         if self._has_recovered and batch is not None:
-            after_s = time.monotonic() - self._killed_s
+            recovery_s = time.monotonic() - self._killed_s
             self._watch.state.events.append(
-                f"A new driver repeated batch {batch} and continues, {after_s:.0f} s after the kill"
+                f"A new driver repeated batch {batch} and continues, {recovery_s:.0f} s after the kill"
             )
 
     def _show(self) -> None:
@@ -116,8 +116,8 @@ class DemoRun:
     def _check_progress(self, has_changed: bool) -> None:
         now, state = time.monotonic(), self._watch.state
         if has_changed:
-            self._changed_s = now
-        elif now - self._changed_s > _NO_PROGRESS_S:
+            self._last_progress_s = now
+        elif now - self._last_progress_s > _NO_PROGRESS_S:
             raise RocketMQError(
                 f"{state.phase}: nothing has changed for {_NO_PROGRESS_S:.0f} s; "
                 f"{state.orders_read} of {self._writer.sent_count} orders are read",
@@ -130,20 +130,20 @@ class DemoRun:
         """
         end_s = time.monotonic() + _REFRESH_S
         while time.monotonic() < end_s:
-            if self._stored_in_flight():
-                if self._driver.stop() and (stored_count := self._stored_in_flight()):
-                    self._end_driver(Kill(self._batches.newest_begun, stored_count))
+            if self._count_stored_in_flight():
+                if self._driver.stop() and (stored_count := self._count_stored_in_flight()):
+                    self._replace_driver(Kill(self._batches.newest_begun, stored_count))
                     return
                 self._driver.resume()
             time.sleep(_KILL_CHECK_S)
         has_read_all = self._watch.state.read > self._writer.sent_count
-        if has_read_all and time.monotonic() - self._changed_s > _IDLE_BEFORE_KILL_S:
+        if has_read_all and time.monotonic() - self._last_progress_s > _IDLE_BEFORE_KILL_S:
             if self._driver.stop() and not self._watch.batches().is_in_flight:
-                self._end_driver(Kill(None, 0))
+                self._replace_driver(Kill(None, 0))
             else:
                 self._driver.resume()
 
-    def _stored_in_flight(self) -> int | None:
+    def _count_stored_in_flight(self) -> int | None:
         """Return how many totals the batch in flight has stored; None if no batch is in flight, or the number is unknown.
 
         The checkpoint is listed after the totals were counted. If this listing equals the listing of the last call, no batch
@@ -155,12 +155,12 @@ class DemoRun:
         batches_before, self._batches = self._batches, self._watch.batches()
         return self._batch_totals.stored(batches_before, total_count, self._batches)
 
-    def _end_driver(self, kill: Kill) -> None:
+    def _replace_driver(self, kill: Kill) -> None:
         self._kill = kill
         self._driver.kill()
         self._watch.state.events.append(f"{kill} ... Spark starts again")
         self._show()
-        self._killed_s = self._changed_s = time.monotonic()
+        self._killed_s = self._last_progress_s = time.monotonic()
         self._driver.start()
 
     def _accounts(self, exactly_once: bool) -> Accounts:

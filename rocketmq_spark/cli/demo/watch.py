@@ -117,7 +117,7 @@ class DemoWatch:
     def stored_totals(self) -> int | None:
         """Number of totals in the topic; None if a broker does not answer."""
         try:
-            return sum(self._ends(self._environment.totals, _COUNT_TIMEOUT_S).values())
+            return sum(self._end_offsets(self._environment.totals, _COUNT_TIMEOUT_S).values())
         except RocketMQError as e:
             if not e.retriable:
                 raise
@@ -135,15 +135,15 @@ class DemoWatch:
                 case {"failed": str(reason)}:
                     raise RocketMQError("the streaming query failed", remark=reason, remedy=self.remedy)
 
-    def _ends(self, topic: str, within_s: float) -> dict[MessageQueue, int]:
+    def _end_offsets(self, topic: str, timeout_s: float) -> dict[MessageQueue, int]:
         queues = self._client.routes.get(topic).readable_queues()
-        bounds = self._client.offset_reader.bounds(queues, Deadline.after(within_s))
+        bounds = self._client.offset_reader.bounds(queues, Deadline.after(timeout_s))
         return {queue: bound.max_offset for queue, bound in bounds.items()}
 
     def _ask_broker(self) -> None:
         self.state.lag = {
             f"{queue.broker_name}/{queue.queue_id}": max(0, end - self._positions.get(queue, 0))
-            for queue, end in self._ends(self._environment.orders, _LAG_TIMEOUT_S).items()
+            for queue, end in self._end_offsets(self._environment.orders, _LAG_TIMEOUT_S).items()
         }
         for message in self._totals_reader.messages():
             total = json.loads(message.body)

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.session import Client
     from rocketmq_spark.wire.header import Command
 
-_PACKAGES = ("rocketmq-spark", "pyspark", "pyarrow", "numpy", "pandas")
+_REPORTED_PACKAGES = ("rocketmq-spark", "pyspark", "pyarrow", "numpy", "pandas")
 _HOUR_MS = 3_600_000
 
 
@@ -90,9 +90,9 @@ def check_cluster(target: Target, subject: Subject) -> Iterator[Finding]:
     except RocketMQError as e:
         yield failed_finding("options", e, "Look at docs/options.md")
         return
-    name_servers = list(check_name_servers(client, options))
-    yield from (finding for finding, _ in name_servers)
-    if not any(is_usable for _, is_usable in name_servers):
+    name_server_results = list(check_name_servers(client, options))
+    yield from (finding for finding, _ in name_server_results)
+    if not any(is_usable for _, is_usable in name_server_results):
         return
     yield from check_brokers(client, options)
     yield from check_advertised_addresses(client, options, subject.topics)
@@ -106,13 +106,13 @@ def check_cluster(target: Target, subject: Subject) -> Iterator[Finding]:
 def check_machine() -> Iterator[Finding]:
     try:
         java = find_java()
-        yield findings.java_finding((str(java.path), java.major))
+        yield findings.java_finding((str(java.path), java.major_version))
     except LocalBrokerError as e:
         yield findings.java_finding(e)
-    versions = {name: _version(name) for name in _PACKAGES}
+    versions = {name: _version(name) for name in _REPORTED_PACKAGES}
     yield findings.python_finding(platform.python_version(), versions)
-    if (pyspark := versions["pyspark"]) is not None and not conf.has_data_sources():
-        yield findings.no_data_sources_finding(pyspark)
+    if (pyspark_version := versions["pyspark"]) is not None and not conf.has_data_sources():
+        yield findings.no_data_sources_finding(pyspark_version)
     program = os.environ.get("PYSPARK_PYTHON") or "python3"
     yield findings.workers_finding(program, sys.executable, workers.can_import(program))
 
@@ -175,15 +175,15 @@ def check_advertised_addresses(client: Client, options: Options, topics: Sequenc
             for data in route.queues
             if (address := route.brokers[data.broker_name].master)
         }
-    addressed_brokers = sorted(queue_by_broker)
-    request_for_queue = client.offset_reader.broker_client.queue_command
+    addresses_and_brokers = sorted(queue_by_broker)
+    make_queue_command = client.offset_reader.broker_client.queue_command
     requests = [
-        (addressed_broker[0], request_for_queue(rpc.GET_MAX_OFFSET, queue_by_broker[addressed_broker]).command)
-        for addressed_broker in addressed_brokers
+        (address_and_broker[0], make_queue_command(rpc.GET_MAX_OFFSET, queue_by_broker[address_and_broker]).command)
+        for address_and_broker in addresses_and_brokers
     ]
     answers = client.rpc_client.invoke_each(requests, deadline(client))
-    errors: dict[str, dict[str, RocketMQError]] = {address: {} for address, _ in addressed_brokers}
-    for (address, broker_name), answer in zip(addressed_brokers, answers, strict=True):
+    errors: dict[str, dict[str, RocketMQError]] = {address: {} for address, _ in addresses_and_brokers}
+    for (address, broker_name), answer in zip(addresses_and_brokers, answers, strict=True):
         if not isinstance(answer, RocketMQError) and answer.code == Response.SYSTEM_ERROR:
             answer = error_from_response(answer, address)
         if isinstance(answer, RocketMQError) and not isinstance(answer, AccessDenied):
@@ -304,16 +304,16 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
     from rocketmq_spark.spark.checkpoints.files import open_folder as open_checkpoint
     from rocketmq_spark.spark.checkpoints.offset_log import last_batch
     from rocketmq_spark.spark.checkpoints.offset_log import uncommitted_batch as unfinished_batch_of
-    from rocketmq_spark.spark.checkpoints.owners import exposure, owner_of
+    from rocketmq_spark.spark.checkpoints.owners import describe_exposure, owner_of
     from rocketmq_spark.spark.checkpoints.rewind import DriftState
 
     check = f"checkpoint {folder}"
-    is_root = os.geteuid() == folders.ROOT
-    owner = owner_of(folder) if is_root else folders.ROOT
-    if (exposure_problem := exposure(folder, owner)) is not None:
+    is_root = os.geteuid() == folders.ROOT_ID
+    owner = owner_of(folder) if is_root else folders.ROOT_ID
+    if (exposure_problem := describe_exposure(folder, owner)) is not None:
         # With this problem, root cannot start the query; another user only gets a warning.
         yield (broken_finding if is_root else advice_finding)(check, *exposure_problem)
-    elif owner != folders.ROOT:
+    elif owner != folders.ROOT_ID:
         problem = f"belongs to {folders.user_text(owner)}, so root starts no query to RocketMQ with it"
         yield advice_finding(check, problem, "Run the query as that user")
     if (unfinished_read := unfinished_batch_of(open_checkpoint(folder))) is not None:
@@ -363,7 +363,7 @@ def check_exactly_once(target: Target, subject: Subject) -> Finding:
         options = options_table.parse(given_options).for_role("sink")
         if problems := exactly_once_checks.option_problems(options, ()):
             raise OptionError.of(problems)
-        ends = exactly_once.snapshot_queue_ends(options)
+        queue_ends = exactly_once.snapshot_queue_ends(options)
         batch_note = ""
         if subject.checkpoint is not None:
             batch_note = (
@@ -371,7 +371,10 @@ def check_exactly_once(target: Target, subject: Subject) -> Finding:
             )
     except RocketMQError as e:
         return failed_finding(check, e, "See docs/exactly-once.md")
-    queues_text = f"{len(ends.queues)} queue{'s' * (len(ends.queues) != 1)} of {', '.join(sorted(ends.masters))}"
+    queues_text = (
+        f"{len(queue_ends.end_offsets)} queue{'s' * (len(queue_ends.end_offsets) != 1)} "
+        f"of {', '.join(sorted(queue_ends.masters))}"
+    )
     return findings.ok_finding(
         check,
         f"{', '.join(topics)}: {queues_text} say where they end, and what is stored there may be read{batch_note}. This command "
@@ -394,7 +397,8 @@ def _lag_finding(client: Client, reader: str, positions: QueuePositions) -> Find
     return servers.retention_finding(reader, positions.rows, retention_ms, time.time_ns() // 1_000_000)
 
 
-_INDENT = 8
+# The width of the level at the start of a finding's first line. Further lines are indented by it.
+_LEVEL_WIDTH = 8
 
 
 @click.command(cls=CliCommand)
@@ -454,6 +458,6 @@ def doctor(
 
 def finding_lines(finding: Finding, width: int | None) -> list[str]:
     """Return the line of a finding, wrapped to the width of the terminal, with further lines indented."""
-    text = f"{finding.level.value:<{_INDENT}}{finding.check}: {finding.text}"
+    text = f"{finding.level.value:<{_LEVEL_WIDTH}}{finding.check}: {finding.text}"
     text += f". {finding.remedy}" if finding.remedy else ""
-    return wrap(escaped(text), width, _INDENT)
+    return wrap(escaped(text), width, _LEVEL_WIDTH)

@@ -79,7 +79,7 @@ def exit_code(findings: list[Finding], strict: bool) -> int:
 
 # The oldest supported version of each package in the extra ``spark``, and the first version that is too new.
 _VERSION_BOUNDS = {
-    name: (low, high) for name, low, high in map(extras.version_bounds, extras.REQUIREMENTS[extras.SPARK])
+    name: (low, high) for name, low, high in map(extras.requirement_parts, extras.REQUIREMENTS[extras.SPARK])
 }
 OLDEST_VERSIONS = {name: low for name, (low, _) in _VERSION_BOUNDS.items()}
 FIRST_TOO_NEW_VERSIONS = {name: high for name, (_, high) in _VERSION_BOUNDS.items() if high}
@@ -216,7 +216,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.options import Options
 
 PROXY_CHECK = "proxy"
-_TYPES_OF_ANY_MESSAGE = frozenset({TopicType.NORMAL, "UNSPECIFIED", "MIXED"})
+_TYPES_THAT_TAKE_NORMAL_MESSAGES = frozenset({TopicType.NORMAL, "UNSPECIFIED", "MIXED"})
 _TYPE_REMEDIES = {
     TopicType.FIFO: "Give each row a shardingKey, and option queueSelector=hash",
     TopicType.DELAY: "Give each row a delayMs, delayLevel or deliverAt",
@@ -269,7 +269,7 @@ def proxy_topic_finding(address: str, name: str, types_or_error: frozenset[str] 
         return failed_finding(check, types_or_error, "Check its name: rocketmq-spark topic list, at a name server")
     types = ", ".join(sorted(types_or_error)) or "no type that is known here"
     text = f"the Proxy at {address} routes it, and takes {types}"
-    if types_or_error & _TYPES_OF_ANY_MESSAGE:
+    if types_or_error & _TYPES_THAT_TAKE_NORMAL_MESSAGES:
         return ok_finding(check, text)
     remedy = next((_TYPE_REMEDIES[kind] for kind in sorted(types_or_error) if kind in _TYPE_REMEDIES), None)
     return advice_finding(check, f"{text}: other messages are refused", remedy or "A sink needs a topic of type NORMAL")
@@ -306,10 +306,10 @@ def proxy_options(target: Target) -> dict[str, object] | None:
 
     if not _names_a_proxy(target):
         return None
-    foreign_options = {
+    names_not_for_sinks = {
         _normalized_name(name) for row in TABLE if "sink" not in row.roles for name in (row.name, *row.aliases)
     }
-    omitted_names = _BROKER_OPTIONS | foreign_options | {"transport"}
+    omitted_names = _BROKER_OPTIONS | names_not_for_sinks | {"transport"}
     return {
         **{name: value for name, value in target.given_options.items() if _normalized_name(name) not in omitted_names},
         "transport": GRPC,

@@ -76,8 +76,10 @@ def brokers_finding(cluster: Mapping[str, BrokerData]) -> Finding:
             f"{', '.join(masterless_brokers)} without a master: nothing can be written there",
             "Start the master",
         )
-    slaves = sum(len(data.slaves) for data in cluster.values())
-    return ok_finding("brokers", f"{', '.join(sorted(cluster))}; {slaves} slaves. Brokers that are down are not listed")
+    slave_count = sum(len(data.slaves) for data in cluster.values())
+    return ok_finding(
+        "brokers", f"{', '.join(sorted(cluster))}; {slave_count} slaves. Brokers that are down are not listed"
+    )
 
 
 def broker_address_finding(
@@ -269,9 +271,9 @@ def topic_findings(route: TopicRoute, config: Mapping[str, str] | None) -> Itera
     """Report the queues, permissions and type of a topic. ``config`` are its attributes, None if they are unknown."""
     check, attributes = f"topic {route.topic}", config or {}
     message_type = attributes.get(_TYPE_ATTRIBUTE, "NORMAL") if config is not None else "unknown"
-    type_and_attributes = [f"{name}={attributes[name]}" for name in (QUEUE_TYPE, CLEANUP_POLICY) if name in attributes]
+    other_attributes = [f"{name}={attributes[name]}" for name in (QUEUE_TYPE, CLEANUP_POLICY) if name in attributes]
     queue_counts = ", ".join(f"{data.read_queues} on {data.broker_name}" for data in route.queues)
-    yield ok_finding(check, f"queues: {queue_counts}; type {', '.join([message_type, *type_and_attributes])}")
+    yield ok_finding(check, f"queues: {queue_counts}; type {', '.join([message_type, *other_attributes])}")
     for bit, verb in ((Perm.READ, "read"), (Perm.WRITE, "written")):
         forbidden_brokers = sorted(data.broker_name for data in route.queues if not data.perm & bit)
         if forbidden_brokers:
@@ -322,12 +324,14 @@ def unknown_members_finding(group: str, error: NotSupported) -> Finding:
     return advice_finding(f"group {group}", text, error.remedy or "Name another server")
 
 
-def subscriptions_finding(group: str, members: Mapping[str, Mapping[str, Filter] | None]) -> Finding:
-    """Check that all members have the same subscriptions. ``members`` has None for a member that did not report them."""
+def subscriptions_finding(group: str, filters_by_member: Mapping[str, Mapping[str, Filter] | None]) -> Finding:
+    """Check that all members have the same subscriptions. ``filters_by_member`` has None for a member that did not report
+    them.
+    """
     check = f"group {group}"
-    silent_members = sorted(name for name, filters in members.items() if filters is None)
-    subscriptions_by_member = {name: filters for name, filters in members.items() if filters is not None}
-    if not members:
+    silent_members = sorted(name for name, filters in filters_by_member.items() if filters is None)
+    subscriptions_by_member = {name: filters for name, filters in filters_by_member.items() if filters is not None}
+    if not filters_by_member:
         return ok_finding(
             check, "has no member now that brokers know; only a Proxy knows members that consume over gRPC"
         )
@@ -347,19 +351,23 @@ def subscriptions_finding(group: str, members: Mapping[str, Mapping[str, Filter]
     if silent_members:
         return advice_finding(
             check,
-            f"{len(members)} members, of which {', '.join(silent_members[:3])} did not say what they subscribe to: they hang, "
-            "cannot be reached, or their clients do not answer such questions",
+            f"{len(filters_by_member)} members, of which {', '.join(silent_members[:3])} did not say what they subscribe to: "
+            "they hang, cannot be reached, or their clients do not answer such questions",
             f"Restart members that hang: nobody reads their queues. rocketmq-spark group describe {group} has the addresses",
         )
-    count = "1 member, which subscribes" if len(members) == 1 else f"{len(members)} members, all of which subscribe"
-    return ok_finding(check, f"{count} to {_subscription_text(next(iter(subscriptions_by_member.values())))}")
+    members_text = (
+        "1 member, which subscribes"
+        if len(filters_by_member) == 1
+        else f"{len(filters_by_member)} members, all of which subscribe"
+    )
+    return ok_finding(check, f"{members_text} to {_subscription_text(next(iter(subscriptions_by_member.values())))}")
 
 
 def consume_modes_findings(group: str, modes: Mapping[tuple[str, str], str]) -> Iterator[Finding]:
     """Yield advice for each topic whose consume mode is POP. ``modes`` has the mode for each topic and broker."""
-    popped_topics = sorted(topic_and_broker for topic_and_broker, mode in modes.items() if mode == POP)
-    for topic in dict.fromkeys(topic for topic, _ in popped_topics):
-        brokers = ", ".join(broker for name, broker in popped_topics if name == topic)
+    popped_topics_and_brokers = sorted(topic_and_broker for topic_and_broker, mode in modes.items() if mode == POP)
+    for topic in dict.fromkeys(topic for topic, _ in popped_topics_and_brokers):
+        brokers = ", ".join(broker for name, broker in popped_topics_and_brokers if name == topic)
         yield advice_finding(
             f"group {group}",
             f"its consume mode for topic {topic} is POP at {brokers}: if some members pull (such as consumers of this package "
@@ -419,20 +427,20 @@ def retention_finding(reader: str, rows: Sequence[QueueLag], retention_ms: int |
     return ok_finding(reader, behind_text + retention_text)
 
 
-def unfinished_batch_finding(reader: str, state: Mapping[str, Any]) -> Finding:
-    """Report the unfinished batch of a query. ``state`` is from ``lag_view.unfinished_batch``. The query may have ended."""
-    brokers = ", ".join(state["waitsFor"])
-    if not brokers and (state["forMs"] or 0) < LONG_BATCH_MS:
-        return ok_finding(reader, unfinished_batch_text(state))
+def unfinished_batch_finding(reader: str, batch_state: Mapping[str, Any]) -> Finding:
+    """Report the unfinished batch of a query. ``batch_state`` is from ``lag_view.unfinished_batch``. The query may have ended."""
+    brokers = ", ".join(batch_state["waitsFor"])
+    if not brokers and (batch_state["forMs"] or 0) < LONG_BATCH_MS:
+        return ok_finding(reader, unfinished_batch_text(batch_state))
     if not brokers:
         return advice_finding(
             reader,
-            unfinished_batch_text(state),
+            unfinished_batch_text(batch_state),
             "Look at the log of the query's driver. If the driver has ended, start it: it repeats the batch",
         )
     return broken_finding(
         reader,
-        unfinished_batch_text(state),
+        unfinished_batch_text(batch_state),
         f"Start {brokers}: nothing is lost, and the batch goes on. To go on without {brokers}: rocketmq-spark checkpoint "
         "rewind",
     )

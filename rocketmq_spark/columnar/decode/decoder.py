@@ -26,7 +26,7 @@ from rocketmq_spark.columnar.decode import properties as props
 from rocketmq_spark.columnar.decode.rows import (
     ColumnBuilder,
     CorrectEnds,
-    OnHoles,
+    CountUsableAnswers,
     ReferenceDecoder,
     check_each_answer,
     with_correct_ends,
@@ -53,11 +53,11 @@ _COMPRESSED = int(codes.SysFlag.COMPRESSED)
 
 @dataclass(slots=True)
 class DecompressedBodies:
-    """The bodies of consecutive rows, from row ``begin`` on. A body that cannot be decompressed is None; ``reasons`` has the
+    """The bodies of consecutive rows, from ``first_row`` on. A body that cannot be decompressed is None; ``reasons`` has the
     reasons by the index of the body.
     """
 
-    begin: int
+    first_row: int
     bodies: list[bytes | None] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
 
@@ -81,7 +81,7 @@ def decompressed_bodies(
         size += len(body or b"")
         if portion_bytes and size >= portion_bytes:
             yield part
-            part, size, has_yielded = DecompressedBodies(part.begin + len(part.bodies)), 0, True
+            part, size, has_yielded = DecompressedBodies(part.first_row + len(part.bodies)), 0, True
     if part.bodies or not has_yielded:
         yield part
 
@@ -112,7 +112,7 @@ class Decoder:
     columns: tuple[Column, ...] = BASIC_COLUMNS
     include_properties: str = "user"
     topic_filter: Filter = NO_FILTER
-    on_holes: OnHoles | None = None
+    count_usable_answers: CountUsableAnswers | None = None
     correct_ends: CorrectEnds | None = None
     bad_messages: BadMessages = field(default_factory=BadMessages)
     selection: props.PropertySelection = field(init=False)
@@ -150,7 +150,7 @@ class Decoder:
         usable_count = self._usable_count(messages, fetched.answers, is_contiguous)
         if usable_count < len(fetched.answers):
             usable_part = FetchedAnswers(fetched.buffer, fetched.answers[:usable_count])
-            yield from replace(self, on_holes=None).batches(usable_part, portion_bytes)
+            yield from replace(self, count_usable_answers=None).batches(usable_part, portion_bytes)
             return
         if inner.has_inner_batches(messages):
             if (
@@ -173,19 +173,19 @@ class Decoder:
         self, messages: StoredMessages, answers: Sequence[FetchedAnswer], is_contiguous: npt.NDArray[np.bool_] | None
     ) -> int:
         """The number of usable answers. Answers are usable up to the first hole that may still be filled. If the broker
-        filters, ``on_holes`` is None, and all answers are usable.
+        filters, ``count_usable_answers`` is None, and all answers are usable.
         """
-        if self.on_holes is None or not (holes := stored_messages.holes(messages, is_contiguous)):
+        if self.count_usable_answers is None or not (holes := stored_messages.holes(messages, is_contiguous)):
             return len(answers)
-        return self.on_holes(answers, holes)
+        return self.count_usable_answers(answers, holes)
 
     def _decode_separately(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Decodes answers if the messages of some answers cannot be located. The reference decoder decodes these answers."""
         checks = check_each_answer(fetched)
         holes = [hole for check in checks for hole in check.holes]
-        on_holes = self.on_holes if holes else None
-        usable_count = on_holes(fetched.answers, holes) if on_holes else len(fetched.answers)
-        decoder = replace(self, on_holes=None)
+        count_usable_answers = self.count_usable_answers if holes else None
+        usable_count = count_usable_answers(fetched.answers, holes) if count_usable_answers else len(fetched.answers)
+        decoder = replace(self, count_usable_answers=None)
         for is_readable, answer_indexes in groupby(range(usable_count), lambda i: checks[i].is_readable):
             part = FetchedAnswers(fetched.buffer, [fetched.answers[i] for i in answer_indexes])
             if is_readable:
@@ -201,7 +201,9 @@ class Decoder:
 
     def _decode_error(self, fetched: FetchedAnswers, malformed: Malformed) -> DecodeError:
         answer = next(answer for answer in fetched.answers if answer.begin <= malformed.position < answer.end)
-        return undecodable_error(self.queues[answer.range_number], answer.start, malformed.why, "a message at or after")
+        return undecodable_error(
+            self.queues[answer.range_number], answer.start, malformed.reason, "a message at or after"
+        )
 
     def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Yields batches. Bodies are most of the bytes, and are copied portion by portion. So a portion stays in the
@@ -224,10 +226,10 @@ class Decoder:
         body_bytes = int((messages.body_end - messages.body_start).sum())
         size = sum(body_bytes if array is None else array.nbytes for array in arrays)
         tag_matches = self._tag_matches(property_arrays)
-        has_compressed = bool(messages.combined_flags & _COMPRESSED) and None in arrays
+        has_compressed_bodies = bool(messages.combined_flags & _COMPRESSED) and None in arrays
         self._count_impossible_times(messages, arrays, tag_matches)
         for rows in _portions(len(messages), size, portion_bytes):
-            if has_compressed:
+            if has_compressed_bodies:
                 yield from self._decompressed_batches(messages, arrays, rows, tag_matches, portion_bytes)
                 continue
             parts = [_bodies(messages, rows) if array is None else array[rows] for array in arrays]
@@ -244,15 +246,15 @@ class Decoder:
     ) -> Iterator[pa.RecordBatch]:
         """Batches of rows with compressed bodies, cut by the decompressed size. A bad body affects no other row."""
         for part in decompressed_bodies(messages, rows, portion_bytes):
-            part_rows = slice(part.begin, part.begin + len(part.bodies))
+            part_rows = slice(part.first_row, part.first_row + len(part.bodies))
             is_kept = (
                 np.ones(len(part.bodies), bool) if tag_matches is None else buffers.true_mask(tag_matches[part_rows])
             )
-            reasons = {row: why for row, why in part.reasons.items() if is_kept[row]}
-            for row, why in reasons.items():
-                row_in_batch = part.begin + row
+            reasons = {row: reason for row, reason in part.reasons.items() if is_kept[row]}
+            for row, reason in reasons.items():
+                row_in_batch = part.first_row + row
                 queue = self.queues[int(messages.answers[messages.answer_of_row[row_in_batch]][0])]
-                self.bad_messages.add(queue, int(messages.fixed_field("queueOffset")[row_in_batch]), why)
+                self.bad_messages.add(queue, int(messages.fixed_field("queueOffset")[row_in_batch]), reason)
             if self.bad_messages.skips:
                 is_kept[list(reasons)] = False
             columns = [pa.array(part.bodies, pa.binary()) if array is None else array[part_rows] for array in arrays]
@@ -288,13 +290,13 @@ class Decoder:
         return None if pc.all(has_tag).as_py() else has_tag
 
 
-def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
+def _portions(row_count: int, size: int, portion_bytes: int | None) -> list[slice]:
     """Splits this number of rows, which have ``size`` bytes together, into equal parts. There is at least one part, so that Spark
     gets a schema.
     """
     part_count = math.ceil(size / portion_bytes) if portion_bytes else 1
-    step = max(1, math.ceil(rows / max(1, part_count)))
-    return [slice(start, start + step) for start in range(0, max(1, rows), step)]
+    step = max(1, math.ceil(row_count / max(1, part_count)))
+    return [slice(start, start + step) for start in range(0, max(1, row_count), step)]
 
 
 def _drop_before_start(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
@@ -308,7 +310,7 @@ def _drop_before_start(stored: StoredMessages, messages: StoredMessages) -> Stor
     )
     if not may_start_early.any():
         return messages
-    is_before_start = may_start_early[messages.record] & (
+    is_before_start = may_start_early[messages.record_of_row] & (
         messages.fixed_field("queueOffset") < starts[messages.answer_of_row]
     )
     return messages.keep(~is_before_start)
@@ -406,14 +408,14 @@ def _batches(parts: Iterable[AnsweredPull], topic_filter: Filter) -> Iterator[pa
     queues: list[MessageQueue] = []
     answers: list[FetchedAnswer] = []
     received_parts: list[bytes | memoryview] = []
-    end = 0
-    for number, (queue, start, ends, received) in enumerate(parts):
+    buffer_end = 0
+    for number, (queue, start, ends, received_bytes) in enumerate(parts):
         queues.append(queue)
-        received_parts.append(received)
-        begin, base = end, end
+        received_parts.append(received_bytes)
+        begin, part_start = buffer_end, buffer_end
         for next_offset, end_of_answer in ends:
-            end = base + end_of_answer
-            answers.append(FetchedAnswer(number, start, next_offset, next_offset, begin, end))
-            start, begin = next_offset, end
+            buffer_end = part_start + end_of_answer
+            answers.append(FetchedAnswer(number, start, next_offset, next_offset, begin, buffer_end))
+            start, begin = next_offset, buffer_end
     buffer = np.frombuffer(b"".join([*received_parts, bytes(SLACK_BYTES)]), np.uint8)
     return Decoder(queues, topic_filter=topic_filter).batches(FetchedAnswers(buffer, answers), messages.PORTION_BYTES)

@@ -75,7 +75,7 @@ def unwrap(messages: StoredMessages) -> StoredMessages | None:
         buffer=buffer,
         starts=messages.starts[record_of_item],
         answer_of_row=messages.answer_of_row[record_of_item],
-        record=record_of_item,
+        record_of_row=record_of_item,
         item_fields={
             "queueOffset": np.arange(len(record_of_item)) + np.repeat(offsets, counts),
             "flag": _row_values(messages.fixed_field("flag"), record_of_item, item_rows, items.flags),
@@ -110,9 +110,9 @@ def contiguous_answers(messages: StoredMessages, unwrapped_messages: StoredMessa
 
 def _offset_ranges(messages: StoredMessages, unwrapped_messages: StoredMessages) -> tuple[Ints, Ints]:
     """For each stored message, the offset of its first row, and the offset after its last row."""
-    assert unwrapped_messages.record is not None
+    assert unwrapped_messages.record_of_row is not None
     first_offsets: Ints = messages.fixed_field("queueOffset").astype(np.int64)
-    return first_offsets, first_offsets + np.bincount(unwrapped_messages.record, minlength=len(messages))
+    return first_offsets, first_offsets + np.bincount(unwrapped_messages.record_of_row, minlength=len(messages))
 
 
 def has_damaged_batch(
@@ -127,20 +127,22 @@ def has_damaged_batch(
     first_offsets, end_offsets = (each[batch_rows] for each in _offset_ranges(messages, unwrapped_messages))
     answers = messages.answers[messages.answer_of_row[batch_rows]]
     recorded_base_counts = map(inner_base_and_count, property_texts(messages, batch_rows))
-    recorded_and_found = zip(recorded_base_counts, first_offsets.tolist(), end_offsets.tolist(), strict=True)
+    offsets_of_batches = zip(recorded_base_counts, first_offsets.tolist(), end_offsets.tolist(), strict=True)
     has_wrong_base, has_wrong_count = zip(
         *(
             (base not in (None, first_offset), count not in (None, end_offset - first_offset))
-            for (base, count), first_offset, end_offset in recorded_and_found
+            for (base, count), first_offset, end_offset in offsets_of_batches
         ),
         strict=True,
     )
-    is_outside = (
+    has_wrong_offset = (
         np.array(has_wrong_base, bool)
         | (end_offsets <= answer_field(answers, "start"))
         | (first_offsets >= answer_field(answers, "next_offset"))
     )
-    is_impossible = is_outside & (end_offsets != first_offsets) & ~is_contiguous[messages.answer_of_row[batch_rows]]
+    is_impossible = (
+        has_wrong_offset & (end_offsets != first_offsets) & ~is_contiguous[messages.answer_of_row[batch_rows]]
+    )
     return any(has_wrong_count) or bool(is_impossible.any())
 
 

@@ -20,11 +20,11 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, HEADERS, KAFKA, READ_QUEUE_ID, Column
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY
+from rocketmq_spark.wire.properties import BASE64_MARK, DELETED_PROPERTY, EMPTY_BODY, NULL_BODY, STAND_IN_BODY
 
 # These names have a leading space, so that they differ from all names of users' property columns.
 _SHARDING_KEY = Column(" sharding key", "string", pa.string(), Property.SHARDING_KEY)
-_DELETED = Column(" deleted", "string", pa.string(), DELETED)
+_DELETED = Column(" deleted", "string", pa.string(), DELETED_PROPERTY)
 _SOURCE_COLUMNS = {column.name: column for column in (*BASIC_COLUMNS, READ_QUEUE_ID)}
 # For each column of Kafka, the columns from which it is made.
 _SOURCE_NAMES = {
@@ -158,7 +158,7 @@ def _headers(batch: pa.RecordBatch) -> pa.Array:
     if is_stand_in is not None:
         rows = properties.to_pylist()
         for row in np.flatnonzero(arrow.to_mask(is_stand_in)).tolist():
-            rows[row] = [entry for entry in rows[row] if entry[0] != DELETED]
+            rows[row] = [entry for entry in rows[row] if entry[0] != DELETED_PROPERTY]
         properties = pa.array(rows, properties.type)
     bounds = properties.offsets.to_numpy()
     entries = pa.StructArray.from_arrays([properties.keys, _decoded_strings(properties.items)], ["key", "value"])

@@ -45,11 +45,11 @@ class Pairs:
     ascii_only: bool
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         return len(self.first_pair) - 1
 
     def row_of_pair(self) -> Ints:
-        return np.repeat(np.arange(self.rows), np.diff(self.first_pair))
+        return np.repeat(np.arange(self.row_count), np.diff(self.first_pair))
 
 
 def locate(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
@@ -98,11 +98,11 @@ def _split(blob: Bytes, offsets: Ints) -> Pairs | None:
 
 def _first_pairs(offsets: Ints, value_end: Ints) -> Ints:
     """The number of each row's first pair."""
-    rows, pairs = len(offsets) - 1, len(value_end)
-    if rows and pairs % rows == 0:
-        pairs_per_row = pairs // rows
+    row_count, pair_count = len(offsets) - 1, len(value_end)
+    if row_count and pair_count % row_count == 0:
+        pairs_per_row = pair_count // row_count
         if pairs_per_row and np.array_equal(value_end[pairs_per_row - 1 :: pairs_per_row], offsets[1:] - 1):
-            return np.arange(rows + 1) * pairs_per_row
+            return np.arange(row_count + 1) * pairs_per_row
     return np.searchsorted(value_end, offsets).astype(np.int64)
 
 
@@ -172,14 +172,14 @@ def build_columns(pairs: Pairs, selection: PropertySelection) -> PropertyColumns
 
 def _common_names(pairs: Pairs) -> tuple[str, ...] | None:
     """The names, if every row has the same names in the same order without a repetition; otherwise None."""
-    rows = pairs.rows
-    if rows == 0 or len(pairs.name_start) % rows:
+    row_count = pairs.row_count
+    if row_count == 0 or len(pairs.name_start) % row_count:
         return None
-    names_per_row = len(pairs.name_start) // rows
-    if not np.array_equal(pairs.first_pair, np.arange(rows + 1) * names_per_row):
+    names_per_row = len(pairs.name_start) // row_count
+    if not np.array_equal(pairs.first_pair, np.arange(row_count + 1) * names_per_row):
         return None
-    starts = pairs.name_start.reshape(rows, names_per_row)
-    lengths = pairs.name_length.reshape(rows, names_per_row)
+    starts = pairs.name_start.reshape(row_count, names_per_row)
+    lengths = pairs.name_length.reshape(row_count, names_per_row)
     if not (lengths == lengths[0]).all():
         return None
     names = []
@@ -211,27 +211,27 @@ class _RowsWithSameNames:
     def __init__(self, pairs: Pairs, names: tuple[str, ...]) -> None:
         self._pairs = pairs
         self._names = names
-        self._value_start = pairs.value_start.reshape(pairs.rows, len(names))
-        self._value_end = pairs.value_end.reshape(pairs.rows, len(names))
+        self._value_start = pairs.value_start.reshape(pairs.row_count, len(names))
+        self._value_end = pairs.value_end.reshape(pairs.row_count, len(names))
 
     def column(self, name: str) -> pa.Array:
         if name not in self._names:
-            return arrow.null_column(pa.string(), self._pairs.rows)
+            return arrow.null_column(pa.string(), self._pairs.row_count)
         name_index = self._names.index(name)
         values = buffers.slices(self._pairs.blob, self._value_start[:, name_index], self._value_end[:, name_index])
         return arrow.to_strings(values, None, self._pairs.ascii_only)
 
     def property_map(self, all_names: bool) -> pa.Array:
         chosen_indexes = [j for j, name in enumerate(self._names) if all_names or not property_names.is_system(name)]
-        rows = self._pairs.rows
+        row_count = self._pairs.row_count
         start, end = self._value_start[:, chosen_indexes].ravel(), self._value_end[:, chosen_indexes].ravel()
         values = arrow.to_strings(buffers.slices(self._pairs.blob, start, end), None, self._pairs.ascii_only)
         names = (
-            arrow.tiled_column(tuple(self._names[j] for j in chosen_indexes), rows)
+            arrow.tiled_column(tuple(self._names[j] for j in chosen_indexes), row_count)
             if chosen_indexes
             else pa.nulls(0, pa.string())
         )
-        return _map_column(np.arange(rows + 1, dtype=np.int32) * len(chosen_indexes), names, values)
+        return _map_column(np.arange(row_count + 1, dtype=np.int32) * len(chosen_indexes), names, values)
 
 
 class _RowsWithMixedNames:
@@ -240,7 +240,7 @@ class _RowsWithMixedNames:
     def __init__(self, pairs: Pairs) -> None:
         self._pairs = pairs
         self._signatures = property_names.signatures(pairs.blob, pairs.name_start, pairs.name_length)
-        self._ids = property_names.classify(pairs.blob, pairs.name_start, pairs.name_length, self._signatures)
+        self._name_ids = property_names.classify(pairs.blob, pairs.name_start, pairs.name_length, self._signatures)
         self._row_of_pair = pairs.row_of_pair()
 
     def column(self, name: str) -> pa.Array:
@@ -252,14 +252,14 @@ class _RowsWithMixedNames:
         end = start.copy()
         start[rows] = pairs.value_start[pairs_with_name]  # the last value of a repeated name counts
         end[rows] = pairs.value_end[pairs_with_name]
-        has_property = np.zeros(pairs.rows, bool)
+        has_property = np.zeros(pairs.row_count, bool)
         has_property[rows] = True
         values = buffers.slices(pairs.blob, start, end)
         return arrow.to_strings(values, None if has_property.all() else has_property, pairs.ascii_only)
 
     def _name_mask(self, name: str) -> npt.NDArray[np.bool_]:
-        if name in property_names.IDS:
-            return np.asarray(self._ids == property_names.IDS[name])
+        if name in property_names.ID_BY_NAME:
+            return np.asarray(self._name_ids == property_names.ID_BY_NAME[name])
         name_bytes = name.encode()
         padded_name = np.frombuffer(name_bytes + bytes(8), np.uint8)
         signature = property_names.signatures(padded_name, np.array([0]), np.array([len(name_bytes)]))[0]
@@ -272,10 +272,12 @@ class _RowsWithMixedNames:
 
     def property_map(self, all_names: bool) -> pa.Array:
         pairs = self._pairs
-        chosen_pairs = np.flatnonzero(self._ids == property_names.USER) if not all_names else np.arange(len(self._ids))
+        chosen_pairs = (
+            np.flatnonzero(self._name_ids == property_names.USER) if not all_names else np.arange(len(self._name_ids))
+        )
         chosen_pairs = self._without_repeats(chosen_pairs)
-        offsets = np.zeros(pairs.rows + 1, np.int32)
-        np.cumsum(np.bincount(self._row_of_pair[chosen_pairs], minlength=pairs.rows), out=offsets[1:])
+        offsets = np.zeros(pairs.row_count + 1, np.int32)
+        np.cumsum(np.bincount(self._row_of_pair[chosen_pairs], minlength=pairs.row_count), out=offsets[1:])
         start, length = pairs.name_start[chosen_pairs], pairs.name_length[chosen_pairs]
         names = arrow.to_strings(buffers.slices(pairs.blob, start, start + length), None, pairs.ascii_only)
         values = buffers.slices(pairs.blob, pairs.value_start[chosen_pairs], pairs.value_end[chosen_pairs])

@@ -15,6 +15,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
+# The ids of names, as ``classify`` returns them.
 USER = 0
 TAGS, KEYS, UNIQ_KEY = 1, 2, 3
 _SPECIAL_NAMES = (codes.Property.TAGS, codes.Property.KEYS, codes.Property.UNIQ_KEY)
@@ -24,15 +25,16 @@ _OTHER_NAMES = sorted(
     name for name in codes.RESERVED_PROPERTIES - set(_SPECIAL_NAMES) if not name.startswith(_SYSTEM_PREFIX)
 )
 NAMES: tuple[str, ...] = ("", *_SPECIAL_NAMES, *_OTHER_NAMES)
-IDS = {name: i for i, name in enumerate(NAMES) if i}
+ID_BY_NAME = {name: i for i, name in enumerate(NAMES) if i}
 
+# The mask of the first n bytes of a word, by n.
 _MASKS = np.array([(1 << (8 * n)) - 1 for n in range(8)] + [(1 << 64) - 1], np.uint64)
 _TAIL_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SLOT_SHIFT = np.uint64(52)
 
 
 def is_system(name: str) -> bool:
-    return name in IDS or name.startswith(_SYSTEM_PREFIX)
+    return name in ID_BY_NAME or name.startswith(_SYSTEM_PREFIX)
 
 
 def words(content: Bytes) -> Words:

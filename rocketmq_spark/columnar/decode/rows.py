@@ -177,7 +177,7 @@ class ColumnBuilder:
 
 
 # Gets answers and the holes in their offsets, and returns how many of the answers may be used.
-OnHoles = Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int]
+CountUsableAnswers = Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int]
 # Gets answers whose next offset is beyond their limit. Returns these answers with limits that match the offsets inside their
 # messages.
 CorrectEnds = Callable[[Sequence[FetchedAnswer]], Sequence[FetchedAnswer]]
@@ -212,10 +212,12 @@ def check_each_answer(fetched: FetchedAnswers) -> list[AnswerCheck]:
     return checks
 
 
-def usable_answers(fetched: FetchedAnswers, on_holes: OnHoles, correct_ends: CorrectEnds) -> list[FetchedAnswer]:
+def usable_answers(
+    fetched: FetchedAnswers, count_usable_answers: CountUsableAnswers, correct_ends: CorrectEnds
+) -> list[FetchedAnswer]:
     """The answers that may be used, with limits that match the offsets inside their messages."""
     checks = check_each_answer(fetched)
-    count = on_holes(fetched.answers, [hole for check in checks for hole in check.holes])
+    count = count_usable_answers(fetched.answers, [hole for check in checks for hole in check.holes])
     return with_correct_ends(fetched.answers[:count], [check.exceeds_limit for check in checks[:count]], correct_ends)
 
 
@@ -327,9 +329,9 @@ class ReferenceDecoder:
         """
         compressed_settings = settings._replace(max_body_bytes=None)
         for location in find_messages(data):
-            *_, inner_batch = location
+            *_, is_inner_batch = location
             for message in decode_one(
-                data, location, settings if self._decodes_bodies or inner_batch else compressed_settings
+                data, location, settings if self._decodes_bodies or is_inner_batch else compressed_settings
             ):
                 stays_unchanged = self._decodes_bodies or message.decode_error is not None or _is_batch(message)
                 yield (

@@ -114,10 +114,10 @@ def _keys(text: str | None) -> list[str] | None:
     return None if text is None else [key for key in text.split(" ") if key]
 
 
-def _properties(properties: Mapping[str, str], include: str) -> list[tuple[str, str]] | None:
-    if include == "none":
+def _properties(properties: Mapping[str, str], include_properties: str) -> list[tuple[str, str]] | None:
+    if include_properties == "none":
         return None
-    return [(name, value) for name, value in properties.items() if include == "all" or not is_reserved(name)]
+    return [(name, value) for name, value in properties.items() if include_properties == "all" or not is_reserved(name)]
 
 
 # fmt: off
@@ -230,17 +230,17 @@ def columns_of(options: Options) -> tuple[Column, ...]:
             else (*basic_columns, *property_columns)
         )
     else:
-        by_name = {
+        column_by_name = {
             column.name.lower(): column for column in (*basic_columns, *full_columns, *property_columns, *error_columns)
         }
         problems += [
-            f"option 'columns' names {name!r}; expected any of {', '.join(c.name for c in by_name.values())}"
+            f"option 'columns' names {name!r}; expected any of {', '.join(c.name for c in column_by_name.values())}"
             f"{kafka_column_hint(name)}"
             for name in options.columns
-            if name.lower() not in by_name
+            if name.lower() not in column_by_name
         ]
         chosen_names = {name.lower() for name in options.columns}
-        selected_columns = tuple(column for lower, column in by_name.items() if lower in chosen_names)
+        selected_columns = tuple(column for lower, column in column_by_name.items() if lower in chosen_names)
     if problems:
         raise OptionError.of(problems)
     return selected_columns
@@ -248,10 +248,10 @@ def columns_of(options: Options) -> tuple[Column, ...]:
 
 def columns_of_schema(columns: tuple[Column, ...], schema: StructType) -> tuple[Column, ...]:
     """The columns that a schema given to ``.schema(…)`` selects, in its order. Raises ``OptionError``."""
-    by_name = {column.name.lower(): column for column in columns}
-    problems, selected = [], []
+    column_by_name = {column.name.lower(): column for column in columns}
+    problems, selected_columns = [], []
     for schema_field in schema.fields:
-        column = by_name.get(schema_field.name.lower())
+        column = column_by_name.get(schema_field.name.lower())
         spark_type = schema_field.dataType.simpleString()
         if column is None:
             problems.append(
@@ -260,10 +260,10 @@ def columns_of_schema(columns: tuple[Column, ...], schema: StructType) -> tuple[
         elif spark_type != column.ddl:
             problems.append(f"the schema has {schema_field.name!r} as {spark_type}; it is {column.ddl}")
         else:
-            selected.append(replace(column, name=schema_field.name))
+            selected_columns.append(replace(column, name=schema_field.name))
     if problems:
         raise OptionError.of(problems)
-    return tuple(selected)
+    return tuple(selected_columns)
 
 
 def ddl(columns: tuple[Column, ...] = BASIC_COLUMNS) -> str:
@@ -287,11 +287,13 @@ _REMEDY = (
 )
 
 
-def undecodable_error(queue: MessageQueue, offset: int, why: str, message_text: str = "the message at") -> DecodeError:
+def undecodable_error(
+    queue: MessageQueue, offset: int, reason: str, message_text: str = "the message at"
+) -> DecodeError:
     """Return the error of ``badMessage=fail``. The remedy has the command that shows the message."""
     start_json = json.dumps({queue.topic: {queue.broker_name: {str(queue.queue_id): offset}}}, separators=(",", ":"))
     remedy = _REMEDY.format(topic=queue.topic, place=start_json)
-    text = f"{message_text} offset {offset} cannot be decoded: {why}"
+    text = f"{message_text} offset {offset} cannot be decoded: {reason}"
     return DecodeError(text, topic=queue.topic, queue=str(queue), remedy=remedy)
 
 
@@ -305,6 +307,7 @@ class BadMessages:
     def __init__(self, policy: str = "fail") -> None:
         self.policy = policy
         self.count = 0
+        # By column: queue and offset of the first message with an impossible time, and the number of these messages.
         self._impossible_times: dict[str, tuple[MessageQueue, int, int]] = {}
 
     @property
@@ -315,14 +318,16 @@ class BadMessages:
     def skips(self) -> bool:
         return self.policy == "skip"
 
-    def add(self, queue: MessageQueue, offset: int, why: str) -> None:
+    def add(self, queue: MessageQueue, offset: int, reason: str) -> None:
         """Raises an error for a bad message, or counts it."""
         if self.fails:
-            raise undecodable_error(queue, offset, why)
+            raise undecodable_error(queue, offset, reason)
         self.count += 1
         if self.count <= _MAX_LOGGED:
             row_text = "is left out" if self.skips else "its row has no body"
-            logger.warning("%s: the message at offset %d cannot be decoded, and %s: %s", queue, offset, row_text, why)
+            logger.warning(
+                "%s: the message at offset %d cannot be decoded, and %s: %s", queue, offset, row_text, reason
+            )
 
     def add_impossible_times(self, column: str, queue: MessageQueue, offset: int, count: int) -> None:
         """Counts ``count`` messages whose time in ``column`` is impossible; the first of them is at ``offset``."""

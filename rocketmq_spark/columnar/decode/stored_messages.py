@@ -81,10 +81,10 @@ class Malformed(Exception):
     ``DecodeError``.
     """
 
-    def __init__(self, position: int, why: str) -> None:
-        super().__init__(position, why)
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(position, reason)
         self.position = position
-        self.why = why
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class StoredMessages:
     ``FetchedAnswer``; ``counts`` has the number of messages of each answer.
 
     ``head`` has the fixed fields as stored, one record per message. With inner batches, several messages share a record:
-    ``record`` has the number of each message's record, and ``item_fields`` has the fields that differ within a batch.
+    ``record_of_row`` has the number of each message's record, and ``item_fields`` has the fields that differ within a batch.
     """
 
     buffer: Bytes
@@ -108,7 +108,7 @@ class StoredMessages:
     body_end: Ints
     properties_start: Ints
     properties_end: Ints
-    record: npt.NDArray[np.intp] | None
+    record_of_row: npt.NDArray[np.intp] | None
     item_fields: Mapping[str, npt.NDArray[Any]]
 
     def __len__(self) -> int:
@@ -124,14 +124,14 @@ class StoredMessages:
             self.starts[rows],
             self.answer_of_row[rows],
             # ``take`` is twenty times as fast as indexing, for a structured array.
-            self.head.take(rows) if self.record is None else self.head,
+            self.head.take(rows) if self.record_of_row is None else self.head,
             self.sys_flags[rows],
             self.combined_flags,
             self.body_start[rows],
             self.body_end[rows],
             self.properties_start[rows],
             self.properties_end[rows],
-            None if self.record is None else self.record[rows],
+            None if self.record_of_row is None else self.record_of_row[rows],
             {name: values[rows] for name, values in self.item_fields.items()},
         )
 
@@ -144,7 +144,7 @@ class StoredMessages:
             shifted_values: npt.NDArray[Any] = shifted_fields[name]
             return shifted_values
         values: npt.NDArray[Any] = self.head[name]
-        return values if self.record is None else values.copy()[self.record]
+        return values if self.record_of_row is None else values.copy()[self.record_of_row]
 
 
 def answer_field(answers: Ints, name: str) -> Ints:
@@ -281,10 +281,10 @@ def _topic_end(buffer: Bytes, starts: Ints, magic: npt.NDArray[Any], body_end: I
     return np.where(is_version_2, body_end + 2 + read_numbers(buffer, body_end, ">u2"), body_end + 1 + buffer[body_end])
 
 
-def _check_limits(starts: Ints, positions: Ints, limits: Ints, why: str) -> None:
+def _check_limits(starts: Ints, positions: Ints, limits: Ints, reason: str) -> None:
     rows_outside = np.flatnonzero(positions > limits)
     if len(rows_outside):
-        raise Malformed(int(starts[rows_outside[0]]), why)
+        raise Malformed(int(starts[rows_outside[0]]), reason)
 
 
 def read_numbers(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
@@ -319,17 +319,17 @@ def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
         return begins, ends, np.arange(len(begins))
     view, search = buffer.data, _MAGIC.search
     begins_of_parts: list[int] = []
-    first = []
+    first_parts = []
     for begin, end, min_part_size in zip(begins.tolist(), ends.tolist(), min_part_sizes.tolist(), strict=True):
-        first.append(len(begins_of_parts))
+        first_parts.append(len(begins_of_parts))
         begins_of_parts.append(begin)
         # Search from the last part, so that no byte is read twice, even if messages are large.
         while match := search(view, begins_of_parts[-1] + min_part_size, end):
             begins_of_parts.append(match.start() - 4)
     chain_begins = np.array(begins_of_parts, np.int64)
     chain_ends = np.append(chain_begins[1:], ends[-1])
-    chain_ends[np.array(first[1:], np.intp) - 1] = ends[:-1]
-    return chain_begins, chain_ends, np.array(first)
+    chain_ends[np.array(first_parts[1:], np.intp) - 1] = ends[:-1]
+    return chain_begins, chain_ends, np.array(first_parts)
 
 
 def _boundaries_one_by_one(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:

@@ -53,23 +53,23 @@ class BatchTagKeys:
     def __init__(self, batch: pa.RecordBatch, columns: Mapping[str, str], max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._keys = _BatchKeys(keys_of(batch.column(columns["keys"]))) if "keys" in columns else None
-        self._names: list[str] = []
-        self._codes: npt.NDArray[np.int32] | None = None
+        self._distinct_tags: list[str] = []
+        self._tag_codes: npt.NDArray[np.int32] | None = None
         if "tags" in columns:
             self._encode(arrow.one_array(batch.column(columns["tags"])))
 
     @property
     def tag_count(self) -> int:
         """The number of different tags."""
-        return len(self._names)
+        return len(self._distinct_tags)
 
     def rows_by_tag(self, rows: Rows) -> list[Rows]:
         """The rows of each tag, in their order. Rows without a tag are one group."""
-        if self._codes is None:
+        if self._tag_codes is None:
             return [rows]
-        row_codes = self._codes[rows]
+        row_codes = self._tag_codes[rows]
         narrow_codes = (
-            row_codes.astype(np.int16) if len(self._names) < 1 << 15 else row_codes
+            row_codes.astype(np.int16) if len(self._distinct_tags) < 1 << 15 else row_codes
         )  # sorted by digits, which is quick
         order = np.argsort(narrow_codes, kind="stable")
         ends = np.flatnonzero(np.diff(row_codes[order])) + 1
@@ -87,20 +87,22 @@ class BatchTagKeys:
 
     def _encode(self, tags: Any) -> None:
         encoded_tags = pc.dictionary_encode(tags)
-        names = _java_texts(encoded_tags.dictionary).to_pylist()
-        self._codes = pc.fill_null(encoded_tags.indices, -1).to_numpy().astype(np.int32)
-        if "" in names:  # an empty tag means no tag
-            empty_code = names.index("")
-            self._codes[self._codes == empty_code] = -1
-            self._codes[self._codes > empty_code] -= 1
-            del names[empty_code]
-        self._names = names
+        distinct_tags = _java_texts(encoded_tags.dictionary).to_pylist()
+        self._tag_codes = pc.fill_null(encoded_tags.indices, -1).to_numpy().astype(np.int32)
+        if "" in distinct_tags:  # an empty tag means no tag
+            empty_code = distinct_tags.index("")
+            self._tag_codes[self._tag_codes == empty_code] = -1
+            self._tag_codes[self._tag_codes > empty_code] -= 1
+            del distinct_tags[empty_code]
+        self._distinct_tags = distinct_tags
 
     def _tag(self, rows: Rows) -> str:
-        if self._codes is None or not len(rows):
+        if self._tag_codes is None or not len(rows):
             return ""
-        row_codes = self._codes[rows]
-        return self._names[row_codes[0]] if row_codes[0] >= 0 and bool((row_codes == row_codes[0]).all()) else ""
+        row_codes = self._tag_codes[rows]
+        return (
+            self._distinct_tags[row_codes[0]] if row_codes[0] >= 0 and bool((row_codes == row_codes[0]).all()) else ""
+        )
 
 
 class _BatchKeys:
@@ -110,13 +112,13 @@ class _BatchKeys:
         encoded_keys = pc.dictionary_encode(keys)
         self._distinct_keys = encoded_keys.dictionary
         is_empty = arrow.lengths(encoded_keys.dictionary) == 0
-        self._codes = pc.fill_null(encoded_keys.indices, -1).to_numpy().astype(np.int32)
-        self._codes[np.append(is_empty, False)[self._codes]] = -1  # an empty text of keys means no key
+        self._key_codes = pc.fill_null(encoded_keys.indices, -1).to_numpy().astype(np.int32)
+        self._key_codes[np.append(is_empty, False)[self._key_codes]] = -1  # an empty text of keys means no key
         self._are_single_words = not len(arrow.rows_with(encoded_keys.dictionary, _SEPARATOR))
 
     def words(self, rows: Rows, max_bytes: int) -> str:
         """The different words of the rows' keys, in the order of the Arrow batch; empty if there are too many."""
-        row_codes = self._codes[rows]
+        row_codes = self._key_codes[rows]
         is_used = np.zeros(len(self._distinct_keys), np.bool_)
         is_used[row_codes[row_codes >= 0]] = True
         used_codes = np.flatnonzero(is_used)

@@ -31,8 +31,8 @@ def fixed_width_column(rows: npt.NDArray[np.uint8]) -> pa.Array:
 class Pieces:
     """Collects the pieces of rows in order, and the sum of their lengths in each row."""
 
-    def __init__(self, rows: int) -> None:
-        self.lengths: Ints = np.zeros(rows, np.int64)
+    def __init__(self, row_count: int) -> None:
+        self.lengths: Ints = np.zeros(row_count, np.int64)
         self._pieces: list[pa.Array | bytes] = []
 
     def add_constant(self, data: bytes) -> None:

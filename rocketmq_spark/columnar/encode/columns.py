@@ -92,25 +92,25 @@ def check_columns(
     """The columns by role, including the column of the row id, and the problems with the columns. ``selector`` is None if the
     user set no selector.
     """
-    by_role, problems = _columns_by_role(columns, row_id)
+    column_by_role, problems = _columns_by_role(columns, row_id)
     if row_id is not None:
-        problems += _row_id_problems(columns, row_id, by_role)
+        problems += _row_id_problems(columns, row_id, column_by_role)
     column_names = {column.name.lower() for column in columns}
     if not column_names & {"body", "value"}:
         problems.append("column 'body' (or 'value') is missing; it becomes the message's body")
     if "topic" not in column_names and topic is None:
         problems.append("there is neither option 'topic' nor a column 'topic'")
-    return by_role, problems + _selector_problems(by_role, column_names, selector)
+    return column_by_role, problems + _selector_problems(column_by_role, column_names, selector)
 
 
-def check_features(by_role: Mapping[str, str], features: TransportFeatures) -> list[str]:
+def check_features(column_by_role: Mapping[str, str], features: TransportFeatures) -> list[str]:
     """The problems with columns that a transport does not support."""
     problems = []
-    if "priority" in by_role and not features.supports_priorities:
+    if "priority" in column_by_role and not features.supports_priorities:
         problems.append(
-            f"column {by_role['priority']!r} is for messages over gRPC only; expected option 'transport' grpc"
+            f"column {column_by_role['priority']!r} is for messages over gRPC only; expected option 'transport' grpc"
         )
-    if "partition" in by_role and features.queue_choice_problem:
+    if "partition" in column_by_role and features.queue_choice_problem:
         problems.append("column 'partition' has no effect over gRPC, where the server chooses queues: drop it")
     return problems
 
@@ -127,18 +127,18 @@ def _columns_by_role(columns: Sequence[RowColumn], row_id: str | None) -> tuple[
         if unknown_names
         else []
     )
-    by_role: dict[str, str] = {}
+    column_by_role: dict[str, str] = {}
     for column in columns:
         name = column.name.lower()
         if name not in _NAMES_BY_LOWER:
             continue
-        if name in by_role or (name in ("body", "value") and "body" in by_role):
+        if name in column_by_role or (name in ("body", "value") and "body" in column_by_role):
             problems.append(f"column {column.name!r} is there twice")
         elif not column.fits(name):
             problems.append(column.type_problem(COLUMNS[_NAMES_BY_LOWER[name]]))
         else:
-            by_role["body" if name == "value" else name] = column.name
-    return by_role, problems
+            column_by_role["body" if name == "value" else name] = column.name
+    return column_by_role, problems
 
 
 def _unknown_columns_problem(names: Sequence[str], known_names: Sequence[str]) -> str:
@@ -151,53 +151,61 @@ def _unknown_columns_problem(names: Sequence[str], known_names: Sequence[str]) -
     return f"{subject} unknown; the sink takes {', '.join(COLUMNS)}{hints}; {remedy}"
 
 
-def _row_id_problems(columns: Sequence[RowColumn], row_id: str, by_role: dict[str, str]) -> list[str]:
+def _row_id_problems(columns: Sequence[RowColumn], row_id: str, column_by_role: dict[str, str]) -> list[str]:
     id_columns = [column for column in columns if column.name.lower() == row_id.lower()]
     if len(id_columns) != 1:
         columns_text = "several columns of the DataFrame have" if id_columns else "no column of the DataFrame has"
         return [f"option 'messageId' is {row_id!r}, but {columns_text} that name"]
     if not id_columns[0].fits(MESSAGE_ID):
         return [id_columns[0].type_problem("string or bigint, since option 'messageId' names it")]
-    by_role[MESSAGE_ID] = id_columns[0].name
+    column_by_role[MESSAGE_ID] = id_columns[0].name
     return []
 
 
-def _selector_problems(by_role: Mapping[str, str], given_roles: set[str], selector: object) -> list[str]:
+def _selector_problems(column_by_role: Mapping[str, str], column_names: set[str], selector: object) -> list[str]:
     problems = []
-    if selector == "column" and "queueid" not in given_roles:
+    if selector == "column" and "queueid" not in column_names:
         problems.append("queueSelector 'column' needs a column 'queueId'")
-    if selector == "hash" and "shardingkey" not in given_roles:
+    if selector == "hash" and "shardingkey" not in column_names:
         problems.append("queueSelector 'hash' needs a column 'shardingKey'")
-    if selector not in ("column", None) and "queueid" in given_roles:
-        problems.append(f"column {by_role.get('queueid', 'queueId')!r} has no effect with queueSelector {selector!r}")
-    if "brokername" in given_roles and "queueid" not in given_roles:
+    if selector not in ("column", None) and "queueid" in column_names:
+        problems.append(
+            f"column {column_by_role.get('queueid', 'queueId')!r} has no effect with queueSelector {selector!r}"
+        )
+    if "brokername" in column_names and "queueid" not in column_names:
         problems.append("column 'brokerName' needs a column 'queueId'")
     return problems
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+def _is_text(arrow_type: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type) or pa.types.is_string_view(arrow_type)
+    )
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    is_view = pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind)
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or is_view)
+def _is_bytes(arrow_type: pa.DataType) -> bool:
+    is_view = pa.types.is_binary_view(arrow_type) or pa.types.is_fixed_size_binary(arrow_type)
+    return bool(pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type) or is_view)
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_text(kind.value_type)
+def _is_list(arrow_type: pa.DataType) -> bool:
+    return bool(pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type)) and _is_text(arrow_type.value_type)
 
 
-def _is_map(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_map(kind)) and _is_text(kind.key_type) and _is_text(kind.item_type)
+def _is_map(arrow_type: pa.DataType) -> bool:
+    return bool(pa.types.is_map(arrow_type)) and _is_text(arrow_type.key_type) and _is_text(arrow_type.item_type)
 
 
 # Python's integers are 64-bit numbers in Arrow. Timestamps need a time zone, because without one they are ambiguous.
 _KINDS_OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str, pa.DataType], ...] = (
     (_is_text, TEXT, pa.string()),
     (_is_bytes, BYTES, pa.binary()),
-    (lambda kind: bool(pa.types.is_integer(kind)) and kind != pa.uint64(), INT, pa.int64()),
-    (lambda kind: bool(pa.types.is_timestamp(kind)) and kind.tz is not None, TIMESTAMP, pa.timestamp("us", "UTC")),
+    (lambda arrow_type: bool(pa.types.is_integer(arrow_type)) and arrow_type != pa.uint64(), INT, pa.int64()),
+    (
+        lambda arrow_type: bool(pa.types.is_timestamp(arrow_type)) and arrow_type.tz is not None,
+        TIMESTAMP,
+        pa.timestamp("us", "UTC"),
+    ),
     (_is_list, TEXTS, pa.list_(pa.string())),
     (_is_map, TEXT_MAP, pa.map_(pa.string(), pa.string())),
 )
@@ -217,12 +225,12 @@ def row_columns(schema: pa.Schema) -> list[RowColumn]:
     ]
 
 
-def _kind(name: str, kind: pa.DataType) -> str:
-    if pa.types.is_null(kind):
+def _kind(name: str, arrow_type: pa.DataType) -> str:
+    if pa.types.is_null(arrow_type):
         return _KINDS_OF_NULLS[name.lower()]
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return next((name for fits, name, _ in _KINDS_OF_ARROW if fits(kind)), "")
+    if pa.types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    return next((kind for fits, kind, _ in _KINDS_OF_ARROW if fits(arrow_type)), "")
 
 
 def converted_batch(batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa.RecordBatch:
@@ -237,13 +245,13 @@ def converted_bytes(batch: pa.RecordBatch) -> int:
 
 
 def _column_bytes(column: pa.Array) -> int:
-    kind = column.type
-    if pa.types.is_dictionary(kind):
+    arrow_type = column.type
+    if pa.types.is_dictionary(arrow_type):
         values = column.dictionary
         if not (_is_text(values.type) or _is_bytes(values.type)):
             return int(column.nbytes)
         sizes = _sizes(values)[column.indices.drop_null().to_numpy()]
-    elif pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+    elif pa.types.is_string_view(arrow_type) or pa.types.is_binary_view(arrow_type):
         sizes = _sizes(column)
     else:
         return int(column.nbytes)
@@ -260,20 +268,20 @@ def _sizes(values: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _converted_column(column: pa.Array, name: str) -> pa.Array:
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_null(kind):
-        kind = next(wanted for _, named, wanted in _KINDS_OF_ARROW if named == _kind(name, kind))
-    target = next((wanted for fits, _, wanted in _KINDS_OF_ARROW if fits(kind)), pa.binary())
-    if column.type == target:
+    arrow_type = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_null(arrow_type):
+        arrow_type = next(encoder_type for _, kind, encoder_type in _KINDS_OF_ARROW if kind == _kind(name, arrow_type))
+    target_type = next((encoder_type for fits, _, encoder_type in _KINDS_OF_ARROW if fits(arrow_type)), pa.binary())
+    if column.type == target_type:
         return column
     # Nanoseconds are truncated to microseconds.
-    is_exact = not (pa.types.is_timestamp(kind) and kind.unit == "ns")
+    is_exact = not (pa.types.is_timestamp(arrow_type) and arrow_type.unit == "ns")
     try:
         if pa.types.is_dictionary(column.type):
-            return column.dictionary.cast(target, safe=is_exact).take(column.indices)
-        return column.cast(target, safe=is_exact)
+            return column.dictionary.cast(target_type, safe=is_exact).take(column.indices)
+        return column.cast(target_type, safe=is_exact)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
-        raise MessageRefused(f"column {name!r} is {column.type}, which cannot be read as {target}: {e}") from e
+        raise MessageRefused(f"column {name!r} is {column.type}, which cannot be read as {target_type}: {e}") from e
 
 
 _BODY_TYPES = (bytes, bytearray, memoryview)
@@ -289,19 +297,24 @@ ShardingKeyOf = Callable[[Message], object]
 
 
 def message_batch(
-    messages: Sequence[Message], bad_rows: BadRows, queue: MessageQueue | None = None, key: ShardingKeyOf | None = None
+    messages: Sequence[Message],
+    bad_rows: BadRows,
+    queue: MessageQueue | None = None,
+    sharding_key_of: ShardingKeyOf | None = None,
 ) -> pa.RecordBatch:
     """The columns of ``messages`` by role, without columns that no message needs. Raises an error if a message has a value of a
     wrong type.
 
-    ``queue`` is the queue of all messages. ``key`` returns the sharding key of a message, or None for any queue.
+    ``queue`` is the queue of all messages. ``sharding_key_of`` returns the sharding key of a message, or None for any queue.
     """
     try:
-        arrays = _columns(messages, bad_rows, key)
+        arrays = _columns(messages, bad_rows, sharding_key_of)
     except Exception:
         for number, message in enumerate(messages):
             problem = message_problem(message)
-            if problem is None and isinstance(failure := capture(_columns, [message], BadRows(), key), Failure):
+            if problem is None and isinstance(
+                failure := capture(_columns, [message], BadRows(), sharding_key_of), Failure
+            ):
                 problem = str(failure)
             if problem is not None:
                 bad_rows.add_rows(np.array([number]), problem)
@@ -313,7 +326,9 @@ def message_batch(
     return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
-def _columns(messages: Sequence[Message], bad_rows: BadRows, key: ShardingKeyOf | None) -> dict[str, pa.Array]:
+def _columns(
+    messages: Sequence[Message], bad_rows: BadRows, sharding_key_of: ShardingKeyOf | None
+) -> dict[str, pa.Array]:
     arrays = {"body": _bodies([each.body for each in messages]), "topic": _topics([each.topic for each in messages])}
     if any(tags := [each.tags for each in messages]):
         arrays["tags"] = _texts(["" if tag is None else tag for tag in tags])
@@ -332,22 +347,24 @@ def _columns(messages: Sequence[Message], bad_rows: BadRows, key: ShardingKeyOf 
         raise TypeError("wait_store_ok must be True or False")
     if not all(waits_for_store):
         bad_rows.add(~np.array(waits_for_store, np.bool_), "its wait_store_ok is False: send it with send")
-    if key is not None:
-        groups = [key(message) for message in messages]
-        texts = _texts(["" if group is None else str(group) for group in groups])
-        arrays["shardingkey"] = pc.if_else(pa.array(_none_mask(groups)), None, texts) if None in groups else texts
-        if not {*map(type, groups)} <= {str, type(None)}:
-            arrays[KEY_HASH] = _hashes(groups, bad_rows)
+    if sharding_key_of is not None:
+        sharding_keys = [sharding_key_of(message) for message in messages]
+        texts = _texts(["" if sharding_key is None else str(sharding_key) for sharding_key in sharding_keys])
+        arrays["shardingkey"] = (
+            pc.if_else(pa.array(_none_mask(sharding_keys)), None, texts) if None in sharding_keys else texts
+        )
+        if not {*map(type, sharding_keys)} <= {str, type(None)}:
+            arrays[KEY_HASH] = _hashes(sharding_keys, bad_rows)
     return arrays
 
 
-def _hashes(groups: Sequence[object], bad_rows: BadRows) -> pa.Array:
-    hashes = np.zeros(len(groups), np.int64)
-    for row, group in enumerate(groups):
-        if group is None:
+def _hashes(sharding_keys: Sequence[object], bad_rows: BadRows) -> pa.Array:
+    hashes = np.zeros(len(sharding_keys), np.int64)
+    for row, sharding_key in enumerate(sharding_keys):
+        if sharding_key is None:
             continue
         try:
-            hashes[row] = java_hash(group)
+            hashes[row] = java_hash(sharding_key)
         except OptionError as e:
             bad_rows.add_rows(np.array([row]), f"its key: {e.message}")
     return arrow.integers(hashes, pa.int64())
@@ -379,13 +396,13 @@ def _texts(texts: Sequence[str]) -> pa.Array:
     return _binary(b"".join(encoded), encoded, pa.string())
 
 
-def _binary(content: bytes, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _binary(content: bytes, values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
     if len(content) > MAX_COLUMN_BYTES:
         raise MessageRefused(
             f"{len(values)} messages have {len(content)} bytes together, but at most {MAX_COLUMN_BYTES} can be sent at once",
             remedy="Send large messages with send",
         )
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(_offsets(values)), pa.py_buffer(content)])
+    return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(_offsets(values)), pa.py_buffer(content)])
 
 
 def _offsets(values: Sequence[Any]) -> Any:

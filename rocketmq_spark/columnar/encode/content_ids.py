@@ -133,8 +133,8 @@ class ContentIds:
             raise ValueError(f"the scope of ids must have {SCOPE_BYTES} bytes")
         self._scope = np.frombuffer(scope.hex().upper().encode(), np.uint8)
         self._now_ms = now_ms
-        self._month = (0, 0)
-        self._time = self._count = 0
+        self._month_bounds = (0, 0)
+        self._month_ms = self._counter = 0
 
     def fill(self, target: Hashes, hashes: Hashes) -> None:
         """Write the id of each row hash into the row of ``target``, which is 56 bytes wide."""
@@ -145,14 +145,14 @@ class ContentIds:
         filled_count = 0
         # The ids of one step differ only in the last four characters, because the counter does not overflow within a step.
         while filled_count < len(target):
-            count = min(len(target) - filled_count, _COUNTER_LIMIT - self._count)
+            count = min(len(target) - filled_count, _COUNTER_LIMIT - self._counter)
             rows = target[filled_count : filled_count + count]
-            rows[:, 44:52] = np.frombuffer(f"{self._time & 0xFFFFFFFF:08X}".encode(), np.uint8)
-            rows[:, 52:] = HEX[self._count : self._count + count].view(np.uint8).reshape(count, 4)
+            rows[:, 44:52] = np.frombuffer(f"{self._month_ms & 0xFFFFFFFF:08X}".encode(), np.uint8)
+            rows[:, 52:] = HEX[self._counter : self._counter + count].view(np.uint8).reshape(count, 4)
             filled_count += count
-            self._time, self._count = (
-                self._time + (self._count + count) // _COUNTER_LIMIT,
-                (self._count + count) % _COUNTER_LIMIT,
+            self._month_ms, self._counter = (
+                self._month_ms + (self._counter + count) // _COUNTER_LIMIT,
+                (self._counter + count) % _COUNTER_LIMIT,
             )
 
     def _advance_time(self) -> None:
@@ -160,12 +160,12 @@ class ContentIds:
         time ahead of the clock, time and counter stay unchanged.
         """
         now_ms = self._now_ms()
-        is_other_month = not self._month[0] <= now_ms < self._month[1]
+        is_other_month = not self._month_bounds[0] <= now_ms < self._month_bounds[1]
         if is_other_month:
-            self._month = month_bounds(now_ms)
-        month_ms = now_ms - self._month[0]
-        if is_other_month or month_ms > self._time:
-            self._time, self._count = month_ms, 0
+            self._month_bounds = month_bounds(now_ms)
+        month_ms = now_ms - self._month_bounds[0]
+        if is_other_month or month_ms > self._month_ms:
+            self._month_ms, self._counter = month_ms, 0
 
 
 class StoredRows:
@@ -175,7 +175,7 @@ class StoredRows:
         """``hashes`` are 12 bytes wide, one for every stored message, in any order."""
         row_hashes = np.ascontiguousarray(hashes).reshape(-1, ROW_BYTES).view(f"S{ROW_BYTES}").reshape(-1)
         self._hashes, counts = np.unique(row_hashes, return_counts=True)
-        self._unmatched = counts.astype(np.int64)
+        self._unmatched_counts = counts.astype(np.int64)
         # True if there were more rows with the hash of a stored message than stored messages with this hash, so that some of
         # these rows are missing.
         self.has_surplus_rows = False
@@ -183,7 +183,7 @@ class StoredRows:
     @property
     def unmatched_count(self) -> int:
         """The number of stored messages that no row has matched."""
-        return int(self._unmatched.sum())
+        return int(self._unmatched_counts.sum())
 
     def missing_mask(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """Which rows are not stored. Each stored message matches one row. If several rows are equal, the first of them are
@@ -198,8 +198,8 @@ class StoredRows:
         ordered_rows = found_rows[np.argsort(hash_indexes[found_rows], kind="stable")]
         ordered_indexes = hash_indexes[ordered_rows]
         first_positions = np.searchsorted(ordered_indexes, ordered_indexes, side="left")
-        is_matched = np.arange(len(ordered_indexes)) - first_positions < self._unmatched[ordered_indexes]
+        is_matched = np.arange(len(ordered_indexes)) - first_positions < self._unmatched_counts[ordered_indexes]
         is_missing[ordered_rows[is_matched]] = False
         self.has_surplus_rows = self.has_surplus_rows or not bool(is_matched.all())
-        np.subtract.at(self._unmatched, ordered_indexes[is_matched], 1)
+        np.subtract.at(self._unmatched_counts, ordered_indexes[is_matched], 1)
         return is_missing

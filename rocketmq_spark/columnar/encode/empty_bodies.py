@@ -12,17 +12,17 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, BadRows
-from rocketmq_spark.wire.properties import DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY
+from rocketmq_spark.wire.properties import DELETED_PROPERTY, EMPTY_BODY, NULL_BODY, STAND_IN_BODY
 
 _MAP_TYPE = pa.map_(pa.string(), pa.string())
 
 
 def batch_with_stand_ins(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: BadRows) -> pa.RecordBatch:
-    """``batch`` with the body ``STAND_IN_BODY`` and the property ``DELETED`` in rows whose body is null or empty.
+    """``batch`` with the body ``STAND_IN_BODY`` and the property ``DELETED_PROPERTY`` in rows whose body is null or empty.
 
     ``names`` has the names of the columns for ``body`` and ``properties``. A column for ``properties`` is added if ``batch`` has
-    none. A row without a body is a bad row if its properties already contain ``DELETED``, or if option ``messageId`` names the
-    column of the body.
+    none. A row without a body is a bad row if its properties already contain ``DELETED_PROPERTY``, or if option ``messageId``
+    names the column of the body.
     """
     body = arrow.as_bytes(batch.column(names["body"]))
     is_empty = arrow.to_mask(pc.fill_null(pc.equal(pc.binary_length(body), 0), True))
@@ -31,8 +31,8 @@ def batch_with_stand_ins(batch: pa.RecordBatch, names: Mapping[str, str], bad_ro
     if is_empty.any():
         entries = _MapEntries.of_column(properties)
         bad_rows.add(
-            is_empty & entries.rows_with_name(DELETED.encode()),
-            f"its {names['body']} is null or empty, and its {names['properties']} have {DELETED!r}, which option "
+            is_empty & entries.rows_with_name(DELETED_PROPERTY.encode()),
+            f"its {names['body']} is null or empty, and its {names['properties']} have {DELETED_PROPERTY!r}, which option "
             "'emptyBodies' sets: rename it",
         )
         if names.get(MESSAGE_ID) == names["body"]:
@@ -79,7 +79,7 @@ class _MapEntries(NamedTuple):
         entry_indexes[np.arange(count) + np.repeat(mark_counts_before[:-1], np.diff(self.bounds))] = np.arange(count)
         entry_indexes[bounds[1:][is_empty] - 1] = count + has_body[is_empty]
         marks = [NULL_BODY.encode(), EMPTY_BODY.encode()]
-        names = pa.concat_arrays([self.names, pa.array([DELETED.encode()] * 2, pa.binary())]).take(
+        names = pa.concat_arrays([self.names, pa.array([DELETED_PROPERTY.encode()] * 2, pa.binary())]).take(
             pa.array(entry_indexes)
         )
         values = pa.concat_arrays([self.values, pa.array(marks, pa.binary())]).take(pa.array(entry_indexes))

@@ -49,7 +49,7 @@ class Chunk(NamedTuple):
     """
 
     body: memoryview | Batch
-    rows: int
+    row_count: int
 
 
 class RowTopics(NamedTuple):
@@ -75,7 +75,7 @@ class Encoded:
         """The items of ``rows``, in the order of ``rows``."""
         raise NotImplementedError
 
-    def slice(self, start: int, end: int) -> Encoded:
+    def slice(self, start_row: int, end_row: int) -> Encoded:
         raise NotImplementedError
 
     def chunks(self, max_bytes: int, max_rows: int | None = None, growth: Growth = _NO_GROWTH) -> Iterator[Chunk]:
@@ -86,19 +86,20 @@ class Encoded:
         memory.
         """
         ends = self._ends()
-        start, rows = 0, len(ends) - 1
-        stored_ends = self._stored_ends() + growth.item_bytes * np.arange(rows + 1) if growth.item_bytes else None
-        while start < rows:
-            limit = int(ends[start]) + max_bytes
-            end = int(np.searchsorted(ends, limit, side="right")) - 1
+        start_row, row_count = 0, len(ends) - 1
+        stored_ends = self._stored_ends() + growth.item_bytes * np.arange(row_count + 1) if growth.item_bytes else None
+        while start_row < row_count:
+            limit = int(ends[start_row]) + max_bytes
+            end_row = int(np.searchsorted(ends, limit, side="right")) - 1
             if stored_ends is not None:
-                end = min(
-                    end, int(np.searchsorted(stored_ends, stored_ends[start] + growth.max_bytes, side="right")) - 1
+                end_row = min(
+                    end_row,
+                    int(np.searchsorted(stored_ends, stored_ends[start_row] + growth.max_bytes, side="right")) - 1,
                 )
-            end = max(start + 1, end)
-            end = end if max_rows is None else min(end, start + max_rows)
-            yield Chunk(self._body(start, end), end - start)
-            start = end
+            end_row = max(start_row + 1, end_row)
+            end_row = end_row if max_rows is None else min(end_row, start_row + max_rows)
+            yield Chunk(self._body(start_row, end_row), end_row - start_row)
+            start_row = end_row
 
     def _ends(self) -> Ints:
         """The begin of the first item, and the ends of all items."""
@@ -108,7 +109,7 @@ class Encoded:
         """The ends of the items in the form that brokers store. Brokers limit the size of stored items."""
         return self._ends()
 
-    def _body(self, start: int, end: int) -> memoryview | Batch:
+    def _body(self, start_row: int, end_row: int) -> memoryview | Batch:
         raise NotImplementedError
 
 
@@ -151,15 +152,18 @@ class ItemParts:
             self._complete(items, first_row)
         return items
 
-    def slice(self, start: int, end: int) -> memoryview:
+    def slice(self, start_row: int, end_row: int) -> memoryview:
         """Consecutive items: the data buffer of a separate join, or a copy of a part of all joined items."""
-        if self._items is None and (self._is_split or end - start >= _MIN_JOINED_ROWS):
+        if self._items is None and (self._is_split or end_row - start_row >= _MIN_JOINED_ROWS):
             # From now on, even a short slice is joined separately: otherwise a short last slice would join all items.
             self._is_split = True
-            columns = [part if isinstance(part, bytes) else part.slice(start, end - start) for part in self._columns]
-            return arrow.data_and_offsets(self._joined(columns, start))[0]
+            columns = [
+                part if isinstance(part, bytes) else part.slice(start_row, end_row - start_row)
+                for part in self._columns
+            ]
+            return arrow.data_and_offsets(self._joined(columns, start_row))[0]
         data, ends = arrow.data_and_offsets(self.items)
-        body = data[int(ends[start]) : int(ends[end])]
+        body = data[int(ends[start_row]) : int(ends[end_row])]
         return body if 2 * len(body) >= len(data) else buffers.arrow_copy(body)
 
     def take(self, rows: npt.NDArray[np.intp]) -> memoryview:
@@ -193,20 +197,20 @@ class EncodedItems(Encoded):
         taken_rows = rows + self.first_row if self.rows is None else self.rows[rows]
         return EncodedItems(self.parts, 0, len(taken_rows), taken_rows)
 
-    def slice(self, start: int, end: int) -> EncodedItems:
+    def slice(self, start_row: int, end_row: int) -> EncodedItems:
         if self.rows is not None:
-            return EncodedItems(self.parts, 0, end - start, self.rows[start:end])
-        return EncodedItems(self.parts, self.first_row + start, self.first_row + end)
+            return EncodedItems(self.parts, 0, end_row - start_row, self.rows[start_row:end_row])
+        return EncodedItems(self.parts, self.first_row + start_row, self.first_row + end_row)
 
     def _ends(self) -> Ints:
         if self.rows is None:
             return self.parts.ends[self.first_row : self.end_row + 1]
         return np.concatenate(([0], np.cumsum(self.parts.sizes[self.rows])))
 
-    def _body(self, start: int, end: int) -> memoryview:
+    def _body(self, start_row: int, end_row: int) -> memoryview:
         if self.rows is None:
-            return self.parts.slice(self.first_row + start, self.first_row + end)
-        return self.parts.take(self.rows[start:end])
+            return self.parts.slice(self.first_row + start_row, self.first_row + end_row)
+        return self.parts.take(self.rows[start_row:end_row])
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +253,14 @@ class Encoder:
         body = arrow.as_bytes(batch.column(self.columns["body"]))
         self._check_bodies(body, bad_rows)
         pieces = self._new_pieces(batch, bad_rows)
-        properties.add_properties(pieces, batch, self.columns, bad_rows, is_sorted=isinstance(self.ids, ContentIds))
-        delayed = properties.add_delays(pieces, batch, self.columns, bad_rows)
-        self._check_lengths(arrow.lengths(body), pieces.lengths + self.id_bytes, delayed, bad_rows)
+        properties.add_properties(pieces, batch, self.columns, bad_rows, must_sort=isinstance(self.ids, ContentIds))
+        is_delayed = properties.add_delays(pieces, batch, self.columns, bad_rows)
+        self._check_lengths(arrow.lengths(body), pieces.lengths + self.id_bytes, is_delayed, bad_rows)
         flags = None
         if "flag" in self.columns:
             flags = pc.fill_null(arrow.one_array(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
             bad_rows.add(flags != flags.astype(np.int32), f"{self.columns['flag']} takes more than 32 bits")
-        return CheckedRows(body, pieces, flags, delayed)
+        return CheckedRows(body, pieces, flags, is_delayed)
 
     def _new_pieces(self, batch: pa.RecordBatch, bad_rows: BadRows) -> PropertyPieces:
         return TextPieces(len(batch))
@@ -268,31 +272,31 @@ class Encoder:
         assert isinstance(checked.pieces, TextPieces)
         rows = len(checked.body)
         body_lengths = arrow.lengths(checked.body)
-        lengths = checked.pieces.lengths + self.id_bytes
+        property_lengths = checked.pieces.lengths + self.id_bytes
         head = np.zeros((rows, 5), ">i4")
-        head[:, 0] = body_lengths + lengths + ITEM_OVERHEAD_BYTES
+        head[:, 0] = body_lengths + property_lengths + ITEM_OVERHEAD_BYTES
         if checked.flags is not None:
             head[:, 3] = checked.flags
         head[:, 4] = body_lengths
         first_constant, pieces = checked.pieces.split()
-        middle_part = buffers.fixed_width_column(self._middle(lengths, first_constant))
+        middle_part = buffers.fixed_width_column(self._middle(property_lengths, first_constant))
         columns = (
             buffers.fixed_width_column(head.view(np.uint8).reshape(rows, _HEAD_BYTES)),
             checked.body,
             middle_part,
             *pieces,
         )
-        return EncodedItems(ItemParts(columns, body_lengths + lengths + ITEM_OVERHEAD_BYTES), 0, rows)
+        return EncodedItems(ItemParts(columns, body_lengths + property_lengths + ITEM_OVERHEAD_BYTES), 0, rows)
 
-    def _middle(self, lengths: Ints, next_constant: bytes) -> Any:
+    def _middle(self, property_lengths: Ints, next_constant: bytes) -> Any:
         """The part of each item between the body and the other properties. In each row, this part has the length of the
         properties, the message id, and ``next_constant``, with which the other properties begin. All rows have the same width.
         """
         start = 2 + len(_ID_START)
         end = start + self.ids.width
-        middle = np.empty((len(lengths), end + 1 + len(next_constant)), np.uint8)
-        middle[:, 0] = lengths >> 8
-        middle[:, 1] = lengths & 0xFF
+        middle = np.empty((len(property_lengths), end + 1 + len(next_constant)), np.uint8)
+        middle[:, 0] = property_lengths >> 8
+        middle[:, 1] = property_lengths & 0xFF
         middle[:, 2:start] = np.frombuffer(_ID_START, np.uint8)
         self._fill_ids(middle[:, start:end])
         middle[:, end:] = np.frombuffer(b"\x02" + next_constant, np.uint8)
@@ -316,12 +320,12 @@ class Encoder:
         ids, lengths = self.ids, arrow.lengths(checked.body)
         assert isinstance(ids, ContentIds)
 
-        def complete(items: pa.Array, first: int) -> None:
+        def complete(items: pa.Array, first_row: int) -> None:
             data, ends = arrow.array_and_offsets(items)
             new_ids = np.empty((len(items), ids.width), np.uint8)
-            ids.fill(new_ids, hashes(items, first))
+            ids.fill(new_ids, hashes(items, first_row))
             id_at_position = np.ndarray((len(data) - ids.width + 1,), f"V{ids.width}", data, strides=(1,))
-            id_positions = ends[:-1] + lengths[first : first + len(items)] + _HEAD_BYTES + 2 + len(_ID_START)
+            id_positions = ends[:-1] + lengths[first_row : first_row + len(items)] + _HEAD_BYTES + 2 + len(_ID_START)
             id_at_position[id_positions] = new_ids.view(id_at_position.dtype)[:, 0]
 
         encoded.parts.complete(complete)
@@ -340,16 +344,20 @@ class Encoder:
             lengths > max_bytes, lambda i: f"{name} of {lengths[i]} bytes, option 'maxMessageSize' is {max_bytes}"
         )
 
-    def _check_lengths(self, body_lengths: Ints, lengths: Ints, delayed: Mask | None, bad_rows: BadRows) -> None:
+    def _check_lengths(
+        self, body_lengths: Ints, property_lengths: Ints, is_delayed: Mask | None, bad_rows: BadRows
+    ) -> None:
         max_bytes, max_single_bytes = codes.MAX_PROPERTIES_BYTES, codes.SINGLE_MAX_PROPERTIES_BYTES
-        bad_rows.add(lengths > max_bytes, lambda i: f"properties of {lengths[i]} bytes, {max_bytes} at most")
-        if bool((lengths > max_single_bytes).any()):
-            is_alone = body_lengths + lengths + ITEM_OVERHEAD_BYTES > self.single_above_bytes
-            if delayed is not None:
-                is_alone |= delayed
+        bad_rows.add(
+            property_lengths > max_bytes, lambda i: f"properties of {property_lengths[i]} bytes, {max_bytes} at most"
+        )
+        if bool((property_lengths > max_single_bytes).any()):
+            is_alone = body_lengths + property_lengths + ITEM_OVERHEAD_BYTES > self.single_above_bytes
+            if is_delayed is not None:
+                is_alone |= is_delayed
             bad_rows.add(
-                is_alone & (lengths > max_single_bytes),
+                is_alone & (property_lengths > max_single_bytes),
                 lambda i: (
-                    f"properties of {lengths[i]} bytes, {max_single_bytes} at most in a message that travels alone"
+                    f"properties of {property_lengths[i]} bytes, {max_single_bytes} at most in a message that travels alone"
                 ),
             )

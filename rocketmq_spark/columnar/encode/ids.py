@@ -28,7 +28,7 @@ class UniqueIds:
             raise ValueError("the prefix of message ids must have 8 bytes")
         self._prefix = prefix.hex().upper()
         self._now_ms = now_ms
-        self._month = (0, 0)
+        self._month_bounds = (0, 0)
         self._next_number = first_number
 
     def fill(self, target: npt.NDArray[np.uint8]) -> None:
@@ -46,9 +46,9 @@ class UniqueIds:
 
     def _month_ms(self) -> int:
         now_ms = self._now_ms()
-        if not self._month[0] <= now_ms < self._month[1]:
-            self._month = month_bounds(now_ms)
-        return now_ms - self._month[0]
+        if not self._month_bounds[0] <= now_ms < self._month_bounds[1]:
+            self._month_bounds = month_bounds(now_ms)
+        return now_ms - self._month_bounds[0]
 
 
 class RecordingIds(UniqueIds):

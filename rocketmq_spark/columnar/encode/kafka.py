@@ -19,7 +19,14 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.columns import BYTES, INT, TEXT, RowColumn
 from rocketmq_spark.columnar.encode.columns import COLUMNS as SINK_COLUMNS
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, has_controls, rows_with_controls
-from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY, is_reserved
+from rocketmq_spark.wire.properties import (
+    BASE64_MARK,
+    DELETED_PROPERTY,
+    EMPTY_BODY,
+    NULL_BODY,
+    STAND_IN_BODY,
+    is_reserved,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,37 +61,37 @@ def check_columns(
     Unknown columns are ignored, as in Spark's Kafka sink; columns of this sink are a problem, because they would have no effect.
     """
     problems: list[str] = []
-    by_role: dict[str, str] = {}
+    column_by_role: dict[str, str] = {}
     for column in columns:
         name = column.name.lower()
         is_id = row_id is not None and name == row_id.lower()
         if row_id is not None and is_id:
-            if MESSAGE_ID in by_role:
+            if MESSAGE_ID in column_by_role:
                 problems.append(
                     f"option 'messageId' is {row_id!r}, but several columns of the DataFrame have that name"
                 )
             if not column.fits(MESSAGE_ID):
                 problems.append(column.type_problem("string or bigint, since option 'messageId' names it"))
-            by_role[MESSAGE_ID] = _id_name(row_id)
+            column_by_role[MESSAGE_ID] = _id_name(row_id)
         if name in COLUMNS:
             kinds, text = COLUMNS[name]
-            if by_role.keys() & _ROLES[name].keys():
+            if column_by_role.keys() & _ROLES[name].keys():
                 problems.append(f"column {column.name!r} is there twice")
             elif column.kind not in kinds:
                 problems.append(column.type_problem(text))
-            by_role |= _ROLES[name]
+            column_by_role |= _ROLES[name]
         elif not is_id and name in {sink_name.lower() for sink_name in SINK_COLUMNS}:
             problems.append(
                 f"column {column.name!r} has no effect with option 'kafkaColumns', which takes {', '.join(COLUMNS)}: drop it, "
                 "or write without the option"
             )
-    if row_id is not None and MESSAGE_ID not in by_role:
+    if row_id is not None and MESSAGE_ID not in column_by_role:
         problems.append(f"option 'messageId' is {row_id!r}, but no column of the DataFrame has that name")
-    if "body" not in by_role:
+    if "body" not in column_by_role:
         problems.append("column 'value' is missing; it becomes the body")
-    if "topic" not in by_role and topic is None:
+    if "topic" not in column_by_role and topic is None:
         problems.append("there is neither option 'topic' nor a column 'topic'")
-    return by_role, problems
+    return column_by_role, problems
 
 
 def _id_name(row_id: str) -> str:
@@ -99,11 +106,11 @@ class KafkaRows:
     def __init__(self, row_id: str | None = None) -> None:
         self._row_id = row_id
         self._reserved_names = (codes.ROW_ID,) if row_id is not None else ()
-        self.left_out = 0
+        self.left_out_header_count = 0
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows with the columns that ``check_columns`` names."""
-        kafka_arrays = {name.lower(): arrow.one_array(batch.column(at)) for at, name in enumerate(batch.schema.names)}
+        kafka_arrays = {name.lower(): arrow.one_array(batch.column(i)) for i, name in enumerate(batch.schema.names)}
         sink_arrays: dict[str, pa.Array] = {"value": kafka_arrays["value"]}
         if "key" in kafka_arrays:
             sink_arrays["key"] = as_property_texts(arrow.as_bytes(kafka_arrays["key"]))
@@ -131,8 +138,8 @@ class KafkaRows:
         bounds = np.concatenate(([0], np.cumsum(counts)))
         is_kept = self._kept_mask(names, values, bounds)
         if is_kept is not None:
-            count_before = self.left_out
-            self.left_out += int((~is_kept).sum())
+            count_before = self.left_out_header_count
+            self.left_out_header_count += int((~is_kept).sum())
             if not count_before:
                 logger.info(
                     "a task leaves out headers that cannot be stored; the first one is %r",
@@ -155,11 +162,11 @@ class KafkaRows:
         is_kept: npt.NDArray[np.bool_] = is_legal_name[name_codes] & arrow.to_mask(values.is_valid())
         rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         row_and_name_codes = rows * (len(distinct_names) + 1) + name_codes
-        kept_backwards = np.flatnonzero(is_kept)[::-1]
-        _, last_indexes = np.unique(row_and_name_codes[kept_backwards], return_index=True)
-        if len(last_indexes) < len(kept_backwards):
+        reversed_kept_indexes = np.flatnonzero(is_kept)[::-1]
+        _, last_indexes = np.unique(row_and_name_codes[reversed_kept_indexes], return_index=True)
+        if len(last_indexes) < len(reversed_kept_indexes):
             is_kept = np.zeros(len(is_kept), np.bool_)
-            is_kept[kept_backwards[last_indexes]] = True
+            is_kept[reversed_kept_indexes[last_indexes]] = True
         return None if is_kept.all() else is_kept
 
 
@@ -169,11 +176,11 @@ def _name(names: pa.Array, header_number: int) -> str | None:
     return None if name is None else str(name, "utf-8", "replace")
 
 
-def _is_legal_name(name: bytes, reserved: Sequence[str]) -> bool:
+def _is_legal_name(name: bytes, reserved_names: Sequence[str]) -> bool:
     """Whether a property may have this name."""
     if not name or has_controls(name) or not arrow.is_utf8(name):
         return False
-    return not is_reserved(name.decode()) and name.decode() not in reserved
+    return not is_reserved(name.decode()) and name.decode() not in reserved_names
 
 
 def _texts_as_keys(texts: pa.Array) -> pa.Array:
@@ -193,7 +200,9 @@ def _headers_like_mark(
     if not len(rows):
         return rows
     marks = pa.array([NULL_BODY.encode(), EMPTY_BODY.encode()], pa.binary())
-    looks_like_mark = pc.and_(pc.equal(names, pa.scalar(DELETED.encode(), pa.binary())), pc.is_in(values, marks))
+    looks_like_mark = pc.and_(
+        pc.equal(names, pa.scalar(DELETED_PROPERTY.encode(), pa.binary())), pc.is_in(values, marks)
+    )
     headers = np.flatnonzero(arrow.to_mask(pc.fill_null(looks_like_mark, False)))
     return headers[np.isin(np.searchsorted(bounds, headers, side="right") - 1, rows)]
 

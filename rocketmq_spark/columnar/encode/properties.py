@@ -139,70 +139,86 @@ class TextPieces(Pieces):
 
 
 def add_map(
-    pieces: PropertyPieces, column: Any, bad_rows: BadRows, reserved: pa.Array, is_sorted: bool = False
+    pieces: PropertyPieces, column: Any, bad_rows: BadRows, reserved_names: pa.Array, must_sort: bool = False
 ) -> None:
-    """Add the entries of each row's map of properties. With ``is_sorted``, the entries of a row are sorted by name. Null values
+    """Add the entries of each row's map of properties. With ``must_sort``, the entries of a row are sorted by name. Null values
     are omitted, as in Java.
     """
     column = arrow.one_array(column)
     if column.null_count:  # a null map may have hidden entries
         column = pc.if_else(column.is_valid(), column, pa.scalar([], column.type))
     entry_offsets = arrow.offsets(column)
-    lo, hi = int(entry_offsets[0]), int(entry_offsets[-1])
-    if lo == hi:
+    first_entry, end_entry = int(entry_offsets[0]), int(entry_offsets[-1])
+    if first_entry == end_entry:
         return
-    names, values = arrow.as_bytes(column.keys[lo:hi]), arrow.as_bytes(column.items[lo:hi])
-    bounds = (entry_offsets - lo).astype(np.int64)
-    width = _constant_width(names, bounds) if not values.null_count else 0
-    if width:
-        _add_constant(pieces, names[:width], values, bad_rows, reserved, is_sorted)
+    names, values = (
+        arrow.as_bytes(column.keys[first_entry:end_entry]),
+        arrow.as_bytes(column.items[first_entry:end_entry]),
+    )
+    bounds = (entry_offsets - first_entry).astype(np.int64)
+    entries_per_row = _common_entries_per_row(names, bounds) if not values.null_count else 0
+    if entries_per_row:
+        _add_entries_of_same_names(pieces, names[:entries_per_row], values, bad_rows, reserved_names, must_sort)
         return
-    if is_sorted and (order := _order_by_name(names, bounds)) is not None:
+    if must_sort and (order := _order_by_name(names, bounds)) is not None:
         names, values = names.take(order), values.take(order)
-    _add_entries(pieces, names, values, bounds, bad_rows, reserved)
+    _add_entries(pieces, names, values, bounds, bad_rows, reserved_names)
 
 
-def _constant_width(names: pa.Array, bounds: Ints) -> int:
+def _common_entries_per_row(names: pa.Array, bounds: Ints) -> int:
     """The number of entries of every row, if all rows have the same names in the same order; otherwise 0."""
     rows = len(bounds) - 1
-    width = int(bounds[1])
-    if not 0 < width <= _MAX_SHARED_NAMES or width * rows != len(names) or bool((np.diff(bounds) != width).any()):
+    entries_per_row = int(bounds[1])
+    if (
+        not 0 < entries_per_row <= _MAX_SHARED_NAMES
+        or entries_per_row * rows != len(names)
+        or bool((np.diff(bounds) != entries_per_row).any())
+    ):
         return 0
     data, ends = arrow.data_and_offsets(names)
-    start, size = int(ends[0]), int(ends[width] - ends[0])
-    sizes = np.diff(ends).reshape(rows, width)
+    start, size = int(ends[0]), int(ends[entries_per_row] - ends[0])
+    sizes = np.diff(ends).reshape(rows, entries_per_row)
     has_same_sizes = len(data) >= start + size * rows and bool((sizes == sizes[0]).all())
     return (
-        width
+        entries_per_row
         if has_same_sizes and bytes(data[start : start + size * rows]) == bytes(data[start : start + size]) * rows
         else 0
     )
 
 
-def _add_constant(
-    pieces: PropertyPieces, names: pa.Array, values: pa.Array, bad_rows: BadRows, reserved: pa.Array, is_sorted: bool
+def _add_entries_of_same_names(
+    pieces: PropertyPieces,
+    names: pa.Array,
+    values: pa.Array,
+    bad_rows: BadRows,
+    reserved_names: pa.Array,
+    must_sort: bool,
 ) -> None:
-    width, rows = len(names), len(values) // len(names)
-    all_rows, faults = np.arange(rows), _name_faults(names, reserved)
+    entries_per_row, rows = len(names), len(values) // len(names)
+    all_rows, faults = np.arange(rows), _name_faults(names, reserved_names)
     for reason in faults.values():
         bad_rows.add_rows(all_rows, reason)
     bad_entries = arrow.rows_with(values, _SEPARATORS)
-    bad_rows.add_rows(bad_entries // width, "a property's value contains the separator 0x01 or 0x02")
+    bad_rows.add_rows(bad_entries // entries_per_row, "a property's value contains the separator 0x01 or 0x02")
     for entry in np.flatnonzero(arrow.lengths(values) == 0):
-        bad_rows.add_rows(np.array([entry // width]), _empty_value_reason(names[int(entry) % width]))
+        bad_rows.add_rows(
+            np.array([entry // entries_per_row]), _empty_value_reason(names[int(entry) % entries_per_row])
+        )
     legal_names = [(i, name) for i, name in enumerate(names.to_pylist()) if i not in faults]
-    for i, name in sorted(legal_names, key=lambda each: each[1]) if is_sorted else legal_names:
-        pieces.add_property(name, values if width == 1 else values.take(pa.array(np.arange(i, len(values), width))))
+    for i, name in sorted(legal_names, key=lambda each: each[1]) if must_sort else legal_names:
+        pieces.add_property(
+            name, values if entries_per_row == 1 else values.take(pa.array(np.arange(i, len(values), entries_per_row)))
+        )
 
 
 def _add_entries(
-    pieces: PropertyPieces, names: pa.Array, values: pa.Array, bounds: Ints, bad_rows: BadRows, reserved: pa.Array
+    pieces: PropertyPieces, names: pa.Array, values: pa.Array, bounds: Ints, bad_rows: BadRows, reserved_names: pa.Array
 ) -> None:
     if values.null_count:
         is_present = arrow.to_mask(values.is_valid())
         bounds = np.concatenate(([0], np.cumsum(is_present)))[bounds]
         names, values = names.filter(pa.array(is_present)), values.filter(pa.array(is_present))
-    faults = _name_faults(names, reserved)
+    faults = _name_faults(names, reserved_names)
     for entry in arrow.rows_with(values, _SEPARATORS).tolist():
         faults.setdefault(entry, "a property's value contains the separator 0x01 or 0x02")
     for entry in np.flatnonzero(arrow.lengths(values) == 0).tolist():
@@ -233,12 +249,12 @@ def _empty_value_reason(name: pa.Scalar) -> str:
     return f"property {text!r} is empty; brokers drop empty properties, null omits the property"
 
 
-def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
+def _name_faults(names: pa.Array, reserved_names: pa.Array) -> dict[int, str]:
     """The problem of each entry's name."""
     faults = {int(i): "a property has an empty name" for i in np.flatnonzero(arrow.lengths(names) == 0)}
     for entry in arrow.rows_with(names, _SEPARATORS).tolist():
         faults.setdefault(entry, "a property's name contains the separator 0x01 or 0x02")
-    is_reserved = pc.or_(pc.is_in(names, reserved), pc.starts_with(names, TRANSIENT_PROPERTY_PREFIX))
+    is_reserved = pc.or_(pc.is_in(names, reserved_names), pc.starts_with(names, TRANSIENT_PROPERTY_PREFIX))
     for entry in np.flatnonzero(arrow.to_mask(is_reserved)).tolist():
         name = names[entry].as_py().decode("utf-8", "replace")
         faults.setdefault(entry, f"a property has a name that is RocketMQ's own, such as {name}")
@@ -260,9 +276,9 @@ def add_properties(
     batch: pa.RecordBatch,
     columns: Mapping[str, str],
     bad_rows: BadRows,
-    is_sorted: bool = False,
+    must_sort: bool = False,
 ) -> None:
-    """Add all properties except message ids and delays. With ``is_sorted``, equal maps become equal strings."""
+    """Add all properties except message ids and delays. With ``must_sort``, equal maps become equal strings."""
     for column, name in _TEXT_PROPERTIES:
         if column in columns:
             _add_filled(pieces, name, arrow.as_bytes(batch.column(columns[column])), bad_rows, columns[column])
@@ -275,7 +291,7 @@ def add_properties(
         _add_row_ids(pieces, batch.column(columns[MESSAGE_ID]), bad_rows, columns[MESSAGE_ID])
     if "properties" in columns:
         added_names = (ROW_ID,) if MESSAGE_ID in columns else ()
-        add_map(pieces, batch.column(columns["properties"]), bad_rows, _reserved_names(added_names), is_sorted)
+        add_map(pieces, batch.column(columns["properties"]), bad_rows, _reserved_names(added_names), must_sort)
 
 
 def add_delays(

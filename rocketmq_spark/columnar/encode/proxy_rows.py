@@ -94,8 +94,8 @@ class _CheckedPieces(TextPieces):
     items become messages, they are decoded as text, and bytes that are not UTF-8 are replaced.
     """
 
-    def __init__(self, rows: int, bad_rows: BadRows) -> None:
-        super().__init__(rows)
+    def __init__(self, row_count: int, bad_rows: BadRows) -> None:
+        super().__init__(row_count)
         self.check = _ProxyCheck(bad_rows)
 
     def add_property(self, name: bytes, values: pa.Array, is_filled: Mask | None = None) -> None:
@@ -110,9 +110,9 @@ class _CheckedPieces(TextPieces):
 class ProxyPieces:
     """Implements ``properties.PropertyPieces``: collects the fields of messages, and those of their system properties."""
 
-    def __init__(self, rows: int, bad_rows: BadRows) -> None:
-        self.lengths: Ints = np.zeros(rows, np.int64)
-        self.fields, self.system_fields = Pieces(rows), Pieces(rows)
+    def __init__(self, row_count: int, bad_rows: BadRows) -> None:
+        self.lengths: Ints = np.zeros(row_count, np.int64)
+        self.fields, self.system_fields = Pieces(row_count), Pieces(row_count)
         self.groups: pa.Array | None = None
         self.has_priorities = False
         self.check = _ProxyCheck(bad_rows)
@@ -193,10 +193,12 @@ class ProxyEncoded(Encoded):
         groups = None if self.groups is None else self.groups.take(row_indexes)
         return ProxyEncoded(self.items.take(row_indexes), self.ids[rows], self.sizes[rows], groups, self.is_each_alone)
 
-    def slice(self, start: int, end: int) -> ProxyEncoded:
-        groups = None if self.groups is None else self.groups.slice(start, end - start)
-        items = self.items.slice(start, end - start)
-        return ProxyEncoded(items, self.ids[start:end], self.sizes[start:end], groups, self.is_each_alone)
+    def slice(self, start_row: int, end_row: int) -> ProxyEncoded:
+        groups = None if self.groups is None else self.groups.slice(start_row, end_row - start_row)
+        items = self.items.slice(start_row, end_row - start_row)
+        return ProxyEncoded(
+            items, self.ids[start_row:end_row], self.sizes[start_row:end_row], groups, self.is_each_alone
+        )
 
     def _ends(self) -> Ints:
         return arrow.offsets(self.items).astype(np.int64)
@@ -204,13 +206,17 @@ class ProxyEncoded(Encoded):
     def _stored_ends(self) -> Ints:
         return np.concatenate(([0], np.cumsum(self.sizes)))
 
-    def _body(self, start: int, end: int) -> ProxyBatch:
+    def _body(self, start_row: int, end_row: int) -> ProxyBatch:
         data, offsets = arrow.data_and_offsets(self.items)
-        ids = self.ids[start:end].tobytes()[:-1].decode()
+        ids = self.ids[start_row:end_row].tobytes()[:-1].decode()
         if self.groups is None and not self.is_each_alone:
-            return ProxyBatch([[ProxySendRequest(bytes(data[int(offsets[start]) : int(offsets[end])]), ids)]])
-        bounds = offsets[start : end + 1].tolist()
-        groups = [None] * (end - start) if self.groups is None else self.groups.slice(start, end - start).to_pylist()
+            return ProxyBatch([[ProxySendRequest(bytes(data[int(offsets[start_row]) : int(offsets[end_row])]), ids)]])
+        bounds = offsets[start_row : end_row + 1].tolist()
+        groups = (
+            [None] * (end_row - start_row)
+            if self.groups is None
+            else self.groups.slice(start_row, end_row - start_row).to_pylist()
+        )
         return ProxyBatch.from_items(
             ProxyItem(bytes(data[bounds[i] : bounds[i + 1]]), msg_id, object() if self.is_each_alone else groups[i])
             for i, msg_id in enumerate(ids.split(","))

@@ -84,12 +84,12 @@ class CallTools(NamedTuple):
 
 
 class RowCall:
-    """Implements ``sender.RowOwner``. ``bad_rows`` takes the number of a portion's first row, and returns the collector of the
-    portion's bad rows.
+    """Implements ``sender.RowOwner``. ``make_bad_rows`` takes the number of a portion's first row, and returns the collector of
+    the portion's bad rows.
     """
 
-    def __init__(self, tools: CallTools, options: Options, bad_rows: Callable[[int], BadRows]) -> None:
-        self._tools, self._bad_rows, self._options = tools, bad_rows, options
+    def __init__(self, tools: CallTools, options: Options, make_bad_rows: Callable[[int], BadRows]) -> None:
+        self._tools, self._make_bad_rows, self._options = tools, make_bad_rows, options
         self._row_tools = tools.row_tools._replace(options=options)
         self._engine = tools.row_tools.engine
         self._ids = RecordingIds(os.urandom(8), self._engine.timer.wall_ms)
@@ -97,7 +97,7 @@ class RowCall:
         self._senders: dict[tuple[tuple[str, str], ...], RowSender] = {}
         self._failed_queues: dict[Hashable, RocketMQError] = {}  # shared by all requests of the call
         self._queues: dict[str, QueueList] = {}  # by topic; unchanged during the call, so that a key keeps its queue
-        self._checked_topics: set[tuple[str, bool]] = set()
+        self._checked_topics: set[tuple[str, bool]] = set()  # with whether the rows had columns of delays
         self._timer_columns: list[str] = []  # columns of delays in the current portion
         # ``with`` enters this lock, not the condition: Ctrl-C can interrupt the entry to a condition halfway, but not the entry
         # to a lock.
@@ -172,19 +172,21 @@ class RowCall:
             self._completions_changed.notify_all()
 
     def _send(self, group: Sequence[Portion]) -> None:
-        first_row, checked = self._outcomes.row_count, []
+        first_row, checked_portions = self._outcomes.row_count, []
         for portion in group:
             self._timer_columns = [portion.columns[name] for name in TIMER_COLUMNS if name in portion.columns]
-            checked.append(self._sender_of(portion).check(portion.batch, self._bad_rows(first_row), first_row))
+            checked_portions.append(
+                self._sender_of(portion).check(portion.batch, self._make_bad_rows(first_row), first_row)
+            )
             first_row += len(portion.batch)
-        for portion, parts in zip(group, checked, strict=True):
+        for portion, rows_and_plan in zip(group, checked_portions, strict=True):
             if self._tools.is_closing():
                 self._fail_rows(len(portion.batch))
             else:
                 sender, first_row = self._sender_of(portion), self._outcomes.row_count
-                encoded = sender.join(portion.batch, *parts)
+                encoded = sender.join(portion.batch, *rows_and_plan)
                 self._outcomes.add_rows(self._ids.last_ids)
-                sender.send(portion.batch, *parts, encoded, first_row)
+                sender.send(portion.batch, *rows_and_plan, encoded, first_row)
 
     def _sender_of(self, portion: Portion) -> RowSender:
         key = tuple(portion.columns.items())
@@ -213,8 +215,8 @@ class RowCall:
         """Wait for the next completion. A completion arrives within the send timeout, unless requests wait for requests of other
         callers, or an error in this package has lost a request. Raises ``SendFailed`` for a lost request.
         """
-        lookups = 1 if self._engine.ambiguity_resolver is None else LOOKUP_STEPS
-        patience_s = lookups * self._options.send_timeout + LOST_SEND_S
+        timeout_count = 1 if self._engine.ambiguity_resolver is None else LOOKUP_STEPS
+        patience_s = timeout_count * self._options.send_timeout + LOST_SEND_S
         deadline = Deadline.after(patience_s)
         with self._completions_lock:
             while not self._completions:

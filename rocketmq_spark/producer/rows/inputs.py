@@ -38,12 +38,13 @@ from rocketmq_spark.producer.rows.calls import (
 )
 from rocketmq_spark.producer.rows.routing import log_choice
 from rocketmq_spark.producer.rows.sent import SentRows
-from rocketmq_spark.queues.selection import Select
+from rocketmq_spark.queues.selection import Selector
 
-BATCH_BYTES = 1 << 20
+DEFAULT_BATCH_BYTES = 1 << 20
 # The rows of a portion are encoded together. A portion is large enough for several batches, and small enough for the caches of
 # the processor.
 PORTION_BYTES, PORTION_ROWS = 8 << 20, 1 << 16
+# The maximum number of messages in a portion, and of messages that become columns at once.
 PORTION_MESSAGES, CHUNK_MESSAGES = 1 << 14, 256
 # The maximum number of messages that are taken from an iterator before their bytes are counted, because messages may be large.
 _MAX_UNCOUNTED_MESSAGES = 32
@@ -66,7 +67,7 @@ class RowTarget(NamedTuple):
     """The arguments of ``send_arrow`` besides the rows."""
 
     topic: str | None = None
-    selector: str | Select | None = None
+    selector: str | Selector | None = None
     timeout_s: float | None = None
 
 
@@ -135,7 +136,7 @@ def _portions_of_messages(
     messages: Iterator[Message],
     bad_rows_type: type[BadRows],
     target: MessageTarget,
-    has_priorities: bool,
+    supports_priorities: bool,
     is_closing: Callable[[], bool],
 ) -> Iterator[Sequence[Portion]]:
     """Yield messages as portions of columns, each large enough for several batches. Stops after the portion at which
@@ -150,7 +151,7 @@ def _portions_of_messages(
     while chunk := [] if is_last or (parts and is_closing()) else _next_messages(messages):
         bad_rows = bad_rows_type(first_row)
         batch = message_batch(chunk, bad_rows, *target)
-        if "priority" in batch.schema.names and not has_priorities:
+        if "priority" in batch.schema.names and not supports_priorities:
             bad_rows.add_rows(np.arange(len(chunk)), "this message or another has a priority, which only gRPC supports")
         if target.queue is not None:
             is_of_other_topic = [message.topic != target.queue.topic for message in chunk]
@@ -197,14 +198,14 @@ def _portion(parts: Sequence[pa.RecordBatch]) -> Portion:
 
 def _with_large_chunks(table: pa.Table) -> pa.Table:
     """Combine small chunks, because each chunk is encoded separately, and small chunks would make small batches."""
-    chunks = max((column.num_chunks for column in table.columns), default=1)
-    return table.combine_chunks() if chunks > 1 and len(table) < chunks * SMALL_CHUNK_ROWS else table
+    chunk_count = max((column.num_chunks for column in table.columns), default=1)
+    return table.combine_chunks() if chunk_count > 1 and len(table) < chunk_count * SMALL_CHUNK_ROWS else table
 
 
 def _split_batch(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-    rows = len(batch)
-    rows_per_part = max(1, min(PORTION_ROWS, rows * PORTION_BYTES // max(1, converted_bytes(batch))))
-    for start in range(0, rows, rows_per_part):
+    row_count = len(batch)
+    rows_per_part = max(1, min(PORTION_ROWS, row_count * PORTION_BYTES // max(1, converted_bytes(batch))))
+    for start in range(0, row_count, rows_per_part):
         yield from _halve_large_batch(batch.slice(start, rows_per_part), columns)
 
 
@@ -225,10 +226,12 @@ def call_options(options: Options, target: RowTarget, columns: Sequence[RowColum
     """The options of one call, and its columns by role. One ``OptionError`` lists everything that is wrong."""
     if isinstance(target.selector, str):
         target = target._replace(selector=_SELECTORS.get(target.selector.lower(), target.selector))
-    by_role, problems = check_columns(columns, target.topic, target.selector)
+    column_by_role, problems = check_columns(columns, target.topic, target.selector)
     features = transport.features(options)
-    problems += check_features(by_role, features) + _selector_problems(options, target, by_role)
-    if timer_columns := [by_role[name] for name in TIMER_COLUMNS if name in by_role and options.long_delay == "dmq"]:
+    problems += check_features(column_by_role, features) + _selector_problems(options, target, column_by_role)
+    if timer_columns := [
+        column_by_role[name] for name in TIMER_COLUMNS if name in column_by_role and options.long_delay == "dmq"
+    ]:
         problems.append(
             f"column {timer_columns[0]!r} cannot be sent with option 'longDelay' dmq: send such rows with send"
         )
@@ -239,23 +242,25 @@ def call_options(options: Options, target: RowTarget, columns: Sequence[RowColum
         options,
         topic=target.topic,
         queue_selector=target.selector or "roundRobin",
-        given=options.given | {"queue_selector"} if target.selector is not None else options.given - {"queue_selector"},
+        given_fields=options.given_fields | {"queue_selector"}
+        if target.selector is not None
+        else options.given_fields - {"queue_selector"},
         auto_batch=True,
-        batch_max_bytes=min(options.batch_max_bytes or BATCH_BYTES, max_bytes),
+        batch_max_bytes=min(options.batch_max_bytes or DEFAULT_BATCH_BYTES, max_bytes),
         send_timeout=options.send_timeout if target.timeout_s is None else target.timeout_s,
-    ), by_role
+    ), column_by_role
 
 
-def _selector_problems(options: Options, target: RowTarget, by_role: Mapping[str, str]) -> list[str]:
-    selector, proxy_chooses = target.selector, transport.features(options).queue_choice_problem
-    if proxy_chooses and "queueid" in by_role:
-        return [f"column {by_role['queueid']!r} names a queue, but {proxy_chooses}"]
-    if selector is None or (callable(selector) and not proxy_chooses):
+def _selector_problems(options: Options, target: RowTarget, column_by_role: Mapping[str, str]) -> list[str]:
+    selector, queue_choice_problem = target.selector, transport.features(options).queue_choice_problem
+    if queue_choice_problem and "queueid" in column_by_role:
+        return [f"column {column_by_role['queueid']!r} names a queue, but {queue_choice_problem}"]
+    if selector is None or (callable(selector) and not queue_choice_problem):
         return []
-    allowed = transport.SELECTORS if proxy_chooses else tuple(_SELECTORS.values())
-    if selector not in allowed and (proxy_chooses or ":" not in str(selector)):
-        reason = f", because {proxy_chooses}" if proxy_chooses else ", or a function"
-        return [f"selector is {selector!r}; expected one of {', '.join(allowed)}{reason}"]
+    allowed_selectors = transport.SELECTORS if queue_choice_problem else tuple(_SELECTORS.values())
+    if selector not in allowed_selectors and (queue_choice_problem or ":" not in str(selector)):
+        reason = f", because {queue_choice_problem}" if queue_choice_problem else ", or a function"
+        return [f"selector is {selector!r}; expected one of {', '.join(allowed_selectors)}{reason}"]
     if selector == "environment" and options.environment is None:
         return ["selector 'environment' needs option 'environment'"]
     return []

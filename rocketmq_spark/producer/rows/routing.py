@@ -34,7 +34,7 @@ from rocketmq_spark.options.names import resolve
 from rocketmq_spark.options.topic_names import EXACT, TopicNames, dots_hint
 from rocketmq_spark.producer.encoding import check_topic
 from rocketmq_spark.queues.environment import scope_of
-from rocketmq_spark.queues.selection import Select, queues_on_brokers_in_rooms, select_by_callable
+from rocketmq_spark.queues.selection import Selector, queues_on_brokers_in_rooms, select_by_callable
 
 logger = logging.getLogger(__name__)
 
@@ -143,19 +143,19 @@ class ByColumn:
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         queue_ids = rows.column(self._id_column).cast(pa.int64())
-        names_no_queue = arrow.null_mask(queue_ids)
+        no_queue_mask = arrow.null_mask(queue_ids)
         ids = pc.fill_null(queue_ids, -1).to_numpy()
         brokers = None
         if self._broker_column is not None:
             brokers = utf8_texts(rows.column(self._broker_column), self._broker_column, rows.row_numbers(), bad_rows)
         queue_indexes = self._look_up(ids, brokers, queues)
-        if names_no_queue is not None:
+        if no_queue_mask is not None:
             if brokers is not None:
-                names_no_queue &= ~arrow.to_mask(brokers.is_valid())
-            queue_indexes[names_no_queue] = len(queues)
+                no_queue_mask &= ~arrow.to_mask(brokers.is_valid())
+            queue_indexes[no_queue_mask] = len(queues)
         bad_indexes = np.flatnonzero(queue_indexes < 0)
         if len(bad_indexes):
-            numbers = rows.row_numbers()
+            row_numbers = rows.row_numbers()
             for index in bad_indexes.tolist():
                 broker = brokers[index].as_py() if brokers is not None else None
                 if not queue_ids[index].is_valid:
@@ -171,7 +171,7 @@ class ByColumn:
                     reason = _missing_queue_reason(
                         rows.topic, int(ids[index]), broker, is_ambiguous=queue_indexes[index] == _AMBIGUOUS_QUEUE
                     )
-                bad_rows.add_rows(numbers[index : index + 1], reason)
+                bad_rows.add_rows(row_numbers[index : index + 1], reason)
             queue_indexes = np.maximum(queue_indexes, 0)
         return queue_indexes
 
@@ -229,30 +229,34 @@ class ByPartition:
     def missing_brokers(self, rows: TopicRows, queues: QueueList) -> set[str]:
         """Return the brokers that have a partition named by a row, but no queue in ``queues``."""
         partitions = self._partitions_of(rows.topic)
-        numbers = pc.unique(rows.column(self._column)).drop_null().to_pylist()
+        partition_numbers = pc.unique(rows.column(self._column)).drop_null().to_pylist()
         present_brokers = {queue.broker_name for queue in queues}
-        return {partitions[number].broker_name for number in numbers if 0 <= number < len(partitions)} - present_brokers
+        return {
+            partitions[number].broker_name for number in partition_numbers if 0 <= number < len(partitions)
+        } - present_brokers
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         column = rows.column(self._column)
         has_number = arrow.to_mask(column.is_valid())
-        numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
+        partition_numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
         partitions = self._partitions_of(rows.topic)
         index_by_queue = {queue: index for index, queue in enumerate(queues)}
         missing_number = len(partitions)  # replaces a row's number if no partition has this number
         queue_indexes = np.array([*(index_by_queue.get(queue, _NO_QUEUE) for queue in partitions), _NO_QUEUE], np.int64)
-        numbers = np.where((numbers < 0) | (numbers >= missing_number), missing_number, numbers)
-        named_indexes = queue_indexes[numbers]
+        partition_numbers = np.where(
+            (partition_numbers < 0) | (partition_numbers >= missing_number), missing_number, partition_numbers
+        )
+        named_indexes = queue_indexes[partition_numbers]
         for row in np.flatnonzero(has_number & (named_indexes == _NO_QUEUE)).tolist():
             row_text = f"{self._column} is {column[row].as_py()}"
-            if numbers[row] == missing_number:
+            if partition_numbers[row] == missing_number:
                 brokers_text = ", ".join(dict.fromkeys(queue.broker_name for queue in partitions))
                 reason = (
                     f"{row_text}, but topic {rows.topic!r} has partitions 0 to {missing_number - 1}, on {brokers_text} "
                     "(a broker that is down has none: start it, then write again)"
                 )
             else:
-                queue = partitions[int(numbers[row])]
+                queue = partitions[int(partition_numbers[row])]
                 reason = (
                     f"{row_text}, which is queue {queue}, and this queue does not accept messages now: start its broker, or make "
                     "the queue writable, then write again"
@@ -266,7 +270,7 @@ class ByCallable:
 
     needs_good_rows = True
 
-    def __init__(self, columns: Mapping[str, str], function: Select) -> None:
+    def __init__(self, columns: Mapping[str, str], function: Selector) -> None:
         self._columns = columns
         self._function = function
 
@@ -314,8 +318,8 @@ def _rows_not_utf8(column: pa.Array) -> npt.NDArray[np.intp]:
         return np.array(arrow.non_utf8_rows(arrow.as_bytes(column)), np.intp)
     bounds = arrow.offsets(column)
     parts = (column.keys, column.items) if pa.types.is_map(column.type) else (column.values,)
-    bad_values = [index for part in parts for index in arrow.non_utf8_rows(arrow.as_bytes(part))]
-    rows = np.unique(np.searchsorted(bounds, bad_values, side="right") - 1)
+    bad_value_indexes = [index for part in parts for index in arrow.non_utf8_rows(arrow.as_bytes(part))]
+    rows = np.unique(np.searchsorted(bounds, bad_value_indexes, side="right") - 1)
     return rows[(rows >= 0) & (rows < len(column))].astype(np.intp)
 
 
@@ -364,7 +368,7 @@ def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[
     """
     if transport.features(options).queue_choice_problem and "shardingkey" in columns:
         return "hash"
-    if "queue_selector" not in options.given:
+    if "queue_selector" not in options.given_fields:
         return next((selector for role, selector in _IMPLIED_SELECTORS.items() if role in columns), "roundRobin")
     selector: str | Callable[..., object] = options.queue_selector
     return selector
@@ -378,7 +382,7 @@ def log_choice(options: Options, columns: Mapping[str, str], once: bool = False)
     """Log which column implies the selector, if a column does. With ``once``, this process logs it only once per topic."""
     selector = selector_of(options, columns)
     role = next((role for role, implied in _IMPLIED_SELECTORS.items() if implied == selector), None)
-    if role is None or "queue_selector" in options.given or transport.features(options).queue_choice_problem:
+    if role is None or "queue_selector" in options.given_fields or transport.features(options).queue_choice_problem:
         return
     name, topics_text = columns[role], f"topic {options.topic}" if options.topic is not None else "topics of the rows"
     advice = (
@@ -413,7 +417,7 @@ def row_selector(
         case "hash":
             return ByHash(columns)
         case "column":
-            uses_keys = "queue_selector" not in options.given and "shardingkey" in columns
+            uses_keys = "queue_selector" not in options.given_fields and "shardingkey" in columns
             return ByColumn(columns, ByHash(columns) if uses_keys else None)
         case "partition":
             return ByPartition(columns, partitions_of)
@@ -469,7 +473,7 @@ class Router:
         self._waited_topics: set[str] = set()
         self._patience_s = options.send_timeout
         self._deadline: Deadline | None = None  # the end of the waits for one Arrow batch, set at the first wait
-        self._queues: dict[str, QueueList] = {} if shared_queues is None else shared_queues
+        self._first_queues: dict[str, QueueList] = {} if shared_queues is None else shared_queues
         self._newest_queues: dict[str, QueueList] = {}
 
     @property
@@ -551,10 +555,10 @@ class Router:
         assert self._selector is not None
         if isinstance(self._selector, ByPartition):
             self._selector.number_queues(rows.topic)
-        first_queues = self._queues.get(rows.topic)
+        first_queues = self._first_queues.get(rows.topic)
         is_new = first_queues is None
         if first_queues is None:
-            first_queues = self._queues[rows.topic] = self._queues_of(rows.topic, False)
+            first_queues = self._first_queues[rows.topic] = self._queues_of(rows.topic, False)
         if not isinstance(self._selector, ByColumn | ByPartition):
             return first_queues, self._selector(rows, first_queues, bad_rows)
         newest_queues = self._newest_queues.get(rows.topic, first_queues)
@@ -564,7 +568,7 @@ class Router:
             # A refreshed route may have the queues that the rows name.
             newest_queues = self._newest_queues[rows.topic] = self._refreshed_queues(rows)
             if is_new:  # no key has a queue yet, so keys can use all queues, too
-                first_queues = self._queues[rows.topic] = newest_queues
+                first_queues = self._first_queues[rows.topic] = newest_queues
             named_indexes = self._selector(rows, newest_queues, bad_rows)
         queues, queue_indexes = first_queues, named_indexes
         if newest_queues is not first_queues:

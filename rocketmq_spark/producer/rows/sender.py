@@ -70,14 +70,14 @@ class StoragePlan:
         self._sender = sender
         self._ids = UniqueIds(os.urandom(8), now_ms)
         self._batch_properties: BatchTagKeys | None = None
-        self._silent_until: dict[str, Deadline] = {}
+        self._storage_retry_deadlines: dict[str, Deadline] = {}
         # Over remoting without batches, no check is needed, because the broker itself rejects a bad single message and names
         # the reason.
-        self._is_checked = options.auto_batch or bool(transport.features(options).queue_choice_problem)
+        self._must_check_rows = options.auto_batch or bool(transport.features(options).queue_choice_problem)
 
     def check(self, batch: pa.RecordBatch, topics: Sequence[TopicRows], bad_rows: BadRows) -> None:
         """Add to ``bad_rows`` the rows that a broker would acknowledge but not store, and those that a Proxy would reject."""
-        for rows in topics if self._is_checked else ():
+        for rows in topics if self._must_check_rows else ():
             storage = self._storage(rows.topic)
             if storage is not None and storage.is_compacted:
                 numbers = rows.row_numbers()
@@ -85,9 +85,9 @@ class StoragePlan:
                 bad_rows.add_rows(keyless_numbers, encoding.no_key_reason(rows.topic))
             if storage is not None and storage.needs_group:
                 key = "key" if self._options.kafka_columns else "shardingKey"
-                bad_rows.add_rows(rows.row_numbers()[self._without_group(rows)], _no_group_reason(rows.topic, key))
+                bad_rows.add_rows(rows.row_numbers()[self._no_group_mask(rows)], _no_group_reason(rows.topic, key))
 
-    def _without_group(self, rows: TopicRows) -> npt.NDArray[np.bool_]:
+    def _no_group_mask(self, rows: TopicRows) -> npt.NDArray[np.bool_]:
         if "shardingkey" not in self._columns:
             return np.ones(len(rows.row_numbers()), np.bool_)
         filled_mask = arrow.non_empty_mask(arrow.as_bytes(rows.column(self._columns["shardingkey"])))
@@ -120,14 +120,14 @@ class StoragePlan:
         return (storage := self._storage(topic)) is not None and storage.as_one_message
 
     def _storage(self, topic: str) -> BatchStorage | None:
-        if (silent_until := self._silent_until.get(topic)) is not None and not silent_until.expired:
+        if (retry_deadline := self._storage_retry_deadlines.get(topic)) is not None and not retry_deadline.expired:
             return None
         deadline = Deadline.after(timeout_s := self._options.request_timeout)
         storage = self._sender.batch_storage(topic, deadline)
         # After a slow request without an answer, no request is sent for ``SILENT_RETRY_S``, because each Arrow batch would wait
         # for the answer.
         if storage is None and deadline.remaining() < timeout_s / 2:
-            self._silent_until[topic] = Deadline.after(SILENT_RETRY_S)
+            self._storage_retry_deadlines[topic] = Deadline.after(SILENT_RETRY_S)
         return storage
 
 
@@ -317,8 +317,8 @@ class RowSender:
         is_single = is_delayed or row_range.topic.startswith(codes.RETRY_PREFIX)
         max_bytes, start = 0 if is_single else self._batch_bytes, 0
         for chunk in encoded.chunks(max_bytes, self._max_batch_rows, self._growth):
-            chunk_rows = rows[start : start + chunk.rows]
-            start += chunk.rows
+            chunk_rows = rows[start : start + chunk.row_count]
+            start += chunk.row_count
             now_ms, destination = self._engine.timer.wall_ms(), How(row_range.queue)
             if len(chunk.body) <= max_bytes or not isinstance(chunk.body, memoryview):
                 topic, properties = row_range.topic, self._storage.properties(row_range.topic, chunk_rows)

@@ -44,7 +44,7 @@ class _SharedOutcome:
         return ids if len(ids) == len(self.rows) and joined_ids else [joined_ids] * len(self.rows)
 
     @property
-    def offset(self) -> int | None:
+    def first_offset(self) -> int | None:
         """The queue offset of the first row; None if it is unknown."""
         return None if self.result is None else self.result.queue_offset
 
@@ -96,8 +96,8 @@ class SentRows(Sequence[SendResult | RocketMQError]):
     """
 
     def __init__(self, parts: Sequence[_SharedOutcome], ids: npt.NDArray[np.uint8]) -> None:
-        not_sent = _SharedOutcome(np.empty(0, np.int64), SendFailed("the row was not sent"))
-        self._parts = [*parts, not_sent]  # the outcome of rows that are in no other part
+        not_sent_outcome = _SharedOutcome(np.empty(0, np.int64), SendFailed("the row was not sent"))
+        self._parts = [*parts, not_sent_outcome]  # the outcome of rows that are in no other part
         self._ids = ids
         self._part_of_row = np.full(len(ids), len(parts), np.int32)
         self._place_in_part = np.zeros(len(ids), np.int64)
@@ -140,7 +140,7 @@ class SentRows(Sequence[SendResult | RocketMQError]):
         A failed row may be stored nevertheless, unless its error says that it was not sent. If you send a failed row again, it
         may be stored twice.
         """
-        return np.flatnonzero(self._of_parts([part.result is None for part in self._parts], np.bool_))
+        return np.flatnonzero(self._values_of_rows([part.result is None for part in self._parts], np.bool_))
 
     def raise_for_failed(self) -> None:
         """Raise the error of the first failed row, if any row failed. The error has a note with the number of failed rows."""
@@ -176,21 +176,21 @@ class SentRows(Sequence[SendResult | RocketMQError]):
         }
         return pa.table(columns)
 
-    def _of_parts(self, values: Sequence[Any], dtype: Any) -> npt.NDArray[Any]:
+    def _values_of_rows(self, values: Sequence[Any], dtype: Any) -> npt.NDArray[Any]:
         return np.array(values, dtype)[self._part_of_row] if len(self._ids) else np.empty(0, dtype)
 
     def _texts(self, values: Sequence[str | None]) -> pa.Array:
         return pa.array(values, pa.string()).take(arrow.integers(self._part_of_row, pa.int32()))
 
     def _numbers(self, values: Sequence[int | None], dtype: Any, arrow_type: pa.DataType) -> pa.Array:
-        numbers = self._of_parts([value or 0 for value in values], dtype)
-        return pa.array(numbers, arrow_type, mask=self._of_parts([value is None for value in values], np.bool_))
+        numbers = self._values_of_rows([value or 0 for value in values], dtype)
+        return pa.array(numbers, arrow_type, mask=self._values_of_rows([value is None for value in values], np.bool_))
 
     def _offsets(self) -> pa.Array:
-        first_offsets = [part.offset for part in self._parts]
-        numbers = self._of_parts([offset or 0 for offset in first_offsets], np.int64) + self._place_in_part
+        first_offsets = [part.first_offset for part in self._parts]
+        numbers = self._values_of_rows([offset or 0 for offset in first_offsets], np.int64) + self._place_in_part
         return pa.array(
-            numbers, pa.int64(), mask=self._of_parts([offset is None for offset in first_offsets], np.bool_)
+            numbers, pa.int64(), mask=self._values_of_rows([offset is None for offset in first_offsets], np.bool_)
         )
 
 
@@ -216,14 +216,14 @@ class OutcomeCollector:
         self._parts.append(_SharedOutcome(rows, outcome))
 
     def result(self) -> SentRows:
-        """The outcomes of all rows. If the error of a request names single messages (``stored`` or ``behind``), each row of the
-        request gets a separate outcome.
+        """The outcomes of all rows. If the error of a request names single messages (``stored`` or ``skipped_ids``), each row of
+        the request gets a separate outcome.
         """
         ids = np.concatenate(self._ids) if self._ids else np.empty((0, 32), np.uint8)
         parts: list[_SharedOutcome] = []
         for part in self._parts:
             error = part.outcome
-            if isinstance(error, RocketMQError) and (error.stored or error.behind):
+            if isinstance(error, RocketMQError) and (error.stored or error.skipped_ids):
                 parts += _outcome_of_each(part.rows, error, ids)
             else:
                 parts.append(part)
@@ -232,13 +232,13 @@ class OutcomeCollector:
 
 def _outcome_of_each(rows: Ints, error: RocketMQError, ids: npt.NDArray[np.uint8]) -> Iterator[_SharedOutcome]:
     """A separate outcome for each row of a request that failed with ``error``."""
-    ids_behind = frozenset(error.behind)
-    not_sent = SendFailed(
+    ids_behind = frozenset(error.skipped_ids)
+    not_sent_error = SendFailed(
         f"not sent, because an earlier message of its group was rejected: {error.message}",
         error.addr, error.broker_code, error.topic, remark=error.remark, remedy=error.remedy,
     )  # fmt: skip
-    not_sent.__cause__ = error
+    not_sent_error.__cause__ = error
     for row in rows.tolist():
         msg_id = ids[row].tobytes().decode()
-        outcome: Outcome = error.stored.get(msg_id, not_sent if msg_id in ids_behind else error)
+        outcome: Outcome = error.stored.get(msg_id, not_sent_error if msg_id in ids_behind else error)
         yield _SharedOutcome(np.array([row]), outcome)

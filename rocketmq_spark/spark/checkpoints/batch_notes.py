@@ -112,12 +112,12 @@ def _checksum(value: Mapping[str, Any]) -> str:
 
 
 class BegunBatch(NamedTuple):
-    """The note of a batch. If ``existed`` is true, the batch had this note already, so an earlier run may have sent rows of the
+    """The note of a batch. If ``had_note`` is true, the batch had this note already, so an earlier run may have sent rows of the
     batch.
     """
 
     note: BatchNote
-    existed: bool
+    had_note: bool
 
 
 def batch_name(folder: Folder, write_name: str, number: int | None = None) -> BatchName:
@@ -152,9 +152,10 @@ def batch_name(folder: Folder, write_name: str, number: int | None = None) -> Ba
 
 
 def begin_batch(
-    folder: Folder, name: BatchName, ends: Callable[[], QueueEnds], scope: str = "", settle_s: float = 0.0
+    folder: Folder, name: BatchName, fetch_ends: Callable[[], QueueEnds], scope: str = "", settle_s: float = 0.0
 ) -> BegunBatch:
-    """Return the existing note of the batch, or write a new note with ``ends``. The note is durable when the function returns.
+    """Return the existing note of the batch, or write a new note with the result of ``fetch_ends``. The note is durable when the
+    function returns.
 
     A note with another epoch or other offsets belongs to a batch that was rewound. The new note replaces such a note.
     """
@@ -162,12 +163,12 @@ def begin_batch(
     existing_note = _read_note(folder, path)
     if existing_note is not None and existing_note.belongs_to(name):
         return BegunBatch(existing_note, True)
-    note = BatchNote(name, ends(), scope, settle_s)
+    note = BatchNote(name, fetch_ends(), scope, settle_s)
     if existing_note is not None:
         folder.replace(path, note.to_bytes())
         return BegunBatch(note, False)
     if folder.create(path, note.to_bytes()):
-        _purge(folder)
+        _delete_old_notes(folder)
         return BegunBatch(note, False)
     existing_note = _read_note(folder, path)
     if existing_note is None or not existing_note.belongs_to(name):
@@ -247,7 +248,7 @@ def increment_epoch(folder: Folder) -> None:
         folder.replace(_EPOCH_PATH, b"%d" % (epoch(folder) + 1))
 
 
-def _purge(folder: Folder) -> None:
+def _delete_old_notes(folder: Folder) -> None:
     """Remove the notes of batches that Spark's log no longer has. If the log looks empty, all notes are kept, because
     HDFS may fail to list the log."""
     oldest_batch = min(logged_times_ms(folder, "offsets"), default=0)

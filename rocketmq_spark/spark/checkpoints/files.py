@@ -57,7 +57,7 @@ class Folder:
     def _entries(self, subfolder: str, recursive: bool) -> list[_FileEntry]:
         from pyarrow.fs import FileSelector
 
-        with self._with_folder_name():
+        with self._errors_with_folder_name():
             if self._is_local:
                 return self._local_entries(subfolder, recursive)
             selector = FileSelector(self._full_path(subfolder), allow_not_found=True, recursive=recursive)
@@ -91,7 +91,7 @@ class Folder:
         """
         from pyarrow.fs import FileType
 
-        with self._with_folder_name():
+        with self._errors_with_folder_name():
             if not self._is_local:
                 return bool(self._file_system.get_file_info(self._full_path(subfolder)).type == FileType.Directory)
             with (
@@ -149,14 +149,14 @@ class Folder:
             raise
 
     def _read_content(self, path: str) -> bytes:
-        """Read a file. Raises ``OffsetError`` for a file of more than ``_FILE_BYTES``, and on a local disk for links, pipes and
-        devices, because another user may have put them into the folder.
+        """Read a file. Raises ``OffsetError`` for a file of more than ``_MAX_FILE_BYTES``, and on a local disk for links, pipes
+        and devices, because another user may have put them into the folder.
         """
-        with self._with_folder_name(), self._open_file(path) as stream:
-            content = bytes(stream.read(_FILE_BYTES + 1))
-        if len(content) > _FILE_BYTES:
+        with self._errors_with_folder_name(), self._open_file(path) as stream:
+            content = bytes(stream.read(_MAX_FILE_BYTES + 1))
+        if len(content) > _MAX_FILE_BYTES:
             raise OffsetError(
-                f"{self.name}/{path} is not read: it has more than {_FILE_BYTES >> 20} MiB, the limit",
+                f"{self.name}/{path} is not read: it has more than {_MAX_FILE_BYTES >> 20} MiB, the limit",
                 remedy=RESTORE_FILE,
             )
         return content
@@ -172,7 +172,7 @@ class Folder:
 
     def create(self, path: str, content: bytes) -> bool:
         """Create a file atomically and durably. Returns False if the file exists."""
-        with self._with_folder_name():
+        with self._errors_with_folder_name():
             if self._is_local:
                 with self._open_parent(path, 0o777) as (folder_descriptor, name):
                     return _create_file(folder_descriptor, name, content)
@@ -183,7 +183,7 @@ class Folder:
 
     def replace(self, path: str, content: bytes) -> None:
         """Create or replace a file atomically and durably."""
-        with self._with_folder_name():
+        with self._errors_with_folder_name():
             if self._is_local:
                 with self._open_parent(path, 0o777) as (folder_descriptor, name):
                     os.replace(
@@ -226,10 +226,10 @@ class Folder:
         """
         with ExitStack() as stack:
             if self._is_local:
-                with self._with_folder_name():
+                with self._errors_with_folder_name():
                     owner = folders.owner_uid(os.stat(self._root_path))
-                    self._check_replaceable(owner)
-                    if os.geteuid() == folders.ROOT != owner:
+                    self._check_not_replaceable(owner)
+                    if os.geteuid() == folders.ROOT_ID != owner:
                         stack.enter_context(folders.as_user(owner))
                         if not folders.is_readable_or_missing(Path(self._root_path)):
                             raise PermissionError(f"the owner, {folders.user_text(owner)}, may not read this folder")
@@ -240,9 +240,9 @@ class Folder:
                         )
             yield
 
-    def _check_replaceable(self, owner: int) -> None:
+    def _check_not_replaceable(self, owner: int) -> None:
         path = Path(self._root_path)
-        if os.geteuid() != folders.ROOT:  # only a warning: a user may be unable to change a Kubernetes volume's mode
+        if os.geteuid() != folders.ROOT_ID:  # only a warning: a user may be unable to change a Kubernetes volume's mode
             folders.warn_if_replaceable(path, "the checkpoint")
         elif (exposure := next(folders.exposures(path, owner), None)) is not None:
             raise OffsetError(
@@ -260,7 +260,7 @@ class Folder:
             self._root_path[: len(self._root_path.rstrip("/")) - len(_base_name(self._root_path))] + target,
         )
         target_folder = Folder(self.name.rstrip("/")[: -len(_base_name(self.name))] + target, system, root)
-        with self._with_folder_name():
+        with self._errors_with_folder_name():
             if self._is_local:
                 self._copy_local(paths, Path(root))
             else:
@@ -298,7 +298,7 @@ class Folder:
                 return folders.make_folder_for(os.stat(self._root_path), target.name, parent)
 
     def delete(self, paths: Sequence[str]) -> None:
-        with self._with_folder_name():
+        with self._errors_with_folder_name():
             for path in paths:
                 if self._is_local:
                     with self._open_parent(path) as (folder_descriptor, name):
@@ -308,7 +308,7 @@ class Folder:
 
     def delete_folder(self, subfolder: str) -> None:
         """Delete a subfolder and its content."""
-        with self._with_folder_name():
+        with self._errors_with_folder_name():
             if self._is_local:
                 with self._open_parent(subfolder) as (folder_descriptor, name):
                     shutil.rmtree(name, dir_fd=folder_descriptor)
@@ -319,7 +319,7 @@ class Folder:
         return f"{self._root_path.rstrip('/')}/{path}" if path else self._root_path
 
     @contextmanager
-    def _with_folder_name(self) -> Iterator[None]:
+    def _errors_with_folder_name(self) -> Iterator[None]:
         try:
             yield
         except OffsetError:  # raised again, because an ``OffsetError`` is also a ``ValueError``
@@ -332,7 +332,7 @@ class Folder:
 
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 # The largest file that is read. An entry of the offset log for 100,000 queues has about 8 MB.
-_FILE_BYTES = 64 << 20
+_MAX_FILE_BYTES = 64 << 20
 RESTORE_FILE = "Restore that file as the owner of the checkpoint, or start the query with another checkpointLocation"
 
 
@@ -415,11 +415,11 @@ def local_path(location: str) -> Path | None:
 
     Raises ``OptionError`` if the path is too long.
     """
-    scheme, colon, below = location.partition(":")
+    scheme, colon, path_after_scheme = location.partition(":")
     if not colon or "/" in scheme:
         path = location
     elif scheme.lower() == "file":
-        path = "/" + below.lstrip("/")
+        path = "/" + path_after_scheme.lstrip("/")
     else:
         return None
     if (problem := length_problem(path)) is not None:
@@ -437,8 +437,8 @@ def open_folder(name: str) -> Folder:
         if _base_name(name) in (".", "..", "~"):  # ``copy`` needs a name to which it can append
             name = str(path := path.resolve())
         return Folder(name, LocalFileSystem(), str(path))
-    scheme, colon, rest = name.partition("://")
-    name = f"{_SCHEME_ALIASES.get(scheme, scheme)}{colon}{rest}" if colon else name
+    scheme, colon, authority_and_path = name.partition("://")
+    name = f"{_SCHEME_ALIASES.get(scheme, scheme)}{colon}{authority_and_path}" if colon else name
     try:
         system, root = FileSystem.from_uri(name)
     except (OSError, ValueError, ImportError) as e:

@@ -100,10 +100,10 @@ def last_batch(folder: Folder, committed: bool = True) -> LoggedBatch | None:
 
     Raises ``OffsetError`` if the folder is not a checkpoint.
     """
-    batches = planned_batches(folder)
+    batch_numbers = planned_batches(folder)
     if committed:
-        batches &= logged_times_ms(folder, "commits").keys()
-    return read_batch(folder, max(batches)) if batches else None
+        batch_numbers &= logged_times_ms(folder, "commits").keys()
+    return read_batch(folder, max(batch_numbers)) if batch_numbers else None
 
 
 def planned_batches(folder: Folder) -> set[int]:
@@ -119,14 +119,14 @@ def uncommitted_batch(folder: Folder) -> BatchRead | None:
     """Return the planned but unfinished batch with its ranges; None if all batches are finished. An unfinished batch is running,
     or is repeated when the query starts again.
     """
-    batches = planned_batches(folder)
-    number = max(batches, default=None)
+    batch_numbers = planned_batches(folder)
+    number = max(batch_numbers, default=None)
     if number is None or number in logged_times_ms(folder, "commits"):
         return None
     batch = read_batch(folder, number)
     # With asynchronous progress tracking, the previous batch may be missing in the log. If so, Spark repeats all batches since
     # the last logged batch.
-    previous_number = max((n for n in batches if n < number), default=None)
+    previous_number = max((n for n in batch_numbers if n < number), default=None)
     previous_batch = None if previous_number is None else read_batch(folder, previous_number)
     return BatchRead(batch, *_ranges_after(previous_batch, batch), None)
 

@@ -23,7 +23,7 @@ from rocketmq_spark.spark.checkpoints.files import local_path
 
 logger = logging.getLogger(__name__)
 
-_WARNED_KEY = "checkpoints of others"
+_WARNED_CHECKPOINTS_KEY = "checkpoints of others"
 # Folders whose files are checked, too. The files of other folders are not checked, because the state may have a million files.
 _CHECKED_FOLDERS = ("offsets", "commits", NOTES_FOLDER)
 
@@ -33,16 +33,18 @@ def check_owner(location: str) -> None:
     root. When this process runs as another user than root, only log one warning, because this user cannot change the mode of
     some folders, such as a volume of Kubernetes.
     """
-    if (problem_and_remedy := exposure(location)) is None:
+    if (problem_and_remedy := describe_exposure(location)) is None:
         return
     problem, remedy = problem_and_remedy
-    if os.geteuid() == folders.ROOT:
+    if os.geteuid() == folders.ROOT_ID:
         raise OffsetError(f"root does not use the checkpoint {location}: {problem}", remedy=remedy)
     text = "the checkpoint %s: %s. %s"
-    process.get_or_create(_WARNED_KEY, location, functools.partial(logger.warning, text, location, problem, remedy))
+    process.get_or_create(
+        _WARNED_CHECKPOINTS_KEY, location, functools.partial(logger.warning, text, location, problem, remedy)
+    )
 
 
-def exposure(location: str, owner: int = folders.ROOT) -> tuple[str, str] | None:
+def describe_exposure(location: str, owner: int = folders.ROOT_ID) -> tuple[str, str] | None:
     """Return a clause that names another user who may change a local checkpoint, and the remedy; None if there is no such
     user. The user of this process, root and ``owner`` do not count as other users.
 
@@ -104,8 +106,8 @@ def owner_of(location: str) -> int:
     """
     path = local_path(location)
     with contextlib.suppress(OSError):
-        return folders.ROOT if path is None else folders.owner_uid(path.stat())
-    return folders.ROOT
+        return folders.ROOT_ID if path is None else folders.owner_uid(path.stat())
+    return folders.ROOT_ID
 
 
 def _files_to_check(path: Path) -> Iterator[Path]:

@@ -98,7 +98,7 @@ _KAFKA_COLUMN = re.compile(r"[`(\[ ](key|value|partition|offset|timestampType)(?
 _FORMAT_NAME = re.compile(r"\brocketmq\b")
 
 
-_KAFKA_COLUMNS = re.compile(r"\bkafka_?columns\s*=\s*(?:true|yes|on|1)\b", re.IGNORECASE)
+_KAFKA_COLUMNS_OPTION = re.compile(r"\bkafka_?columns\s*=\s*(?:true|yes|on|1)\b", re.IGNORECASE)
 
 
 def explain(exception: BaseException) -> str:
@@ -124,8 +124,8 @@ def explain(exception: BaseException) -> str:
             if matching_line is not None:
                 return f"{_one_line(matching_line).rstrip('.')}: {remedy}"
     for text in texts:
-        if unresolved := _unresolved_column_line(text):
-            return unresolved
+        if unresolved_line := _unresolved_column_line(text):
+            return unresolved_line
     for text in texts:
         python_errors = _PYTHON_ERROR.findall(text) if "Traceback (most recent call last)" in text else ()
         if python_errors:
@@ -151,12 +151,12 @@ def _unresolved_column_line(text: str) -> str:
                 if replacement
                 else ""
             )
-        unresolved = next(filter(None, (pattern.match(line) for pattern in _UNRESOLVED_NAME_PATTERNS)), None)
-        if unresolved is not None:
-            parts = [part.strip("`") for part in unresolved[1].split(".")]
+        name_match = next(filter(None, (pattern.match(line) for pattern in _UNRESOLVED_NAME_PATTERNS)), None)
+        if name_match is not None:
+            parts = [part.strip("`") for part in name_match[1].split(".")]
             name = next((part for part in parts if part.lower() in (*KAFKA_SOURCE_COLUMNS, "topic")), "")
             replacement = _replacement_of_column(name, text) if name else ""
-            head = line[: unresolved.end()].removesuffix(" among")
+            head = line[: name_match.end()].removesuffix(" among")
             return f"{_one_line(head)}: {replacement}" if replacement else ""
     return ""
 
@@ -167,13 +167,13 @@ def _replacement_of_column(name: str, error: str) -> str:
     With ``kafkaColumns``, the DataFrame has Kafka's columns instead of RocketMQ's columns.
     """
     kafka_columns = set(_KAFKA_COLUMN.findall(error.replace(f"`{name}`", "")))
-    is_own = bool(_OWN_COLUMN.search(error))
-    is_kafka = bool(_KAFKA_COLUMNS.search(error)) or (not is_own and len(kafka_columns) > 1)
-    if not (is_own or is_kafka or _FORMAT_NAME.search(error)):
+    has_own_column = bool(_OWN_COLUMN.search(error))
+    has_kafka_columns = bool(_KAFKA_COLUMNS_OPTION.search(error)) or (not has_own_column and len(kafka_columns) > 1)
+    if not (has_own_column or has_kafka_columns or _FORMAT_NAME.search(error)):
         return ""
-    if is_kafka and name.lower() == "headers":
+    if has_kafka_columns and name.lower() == "headers":
         return "set option 'includeHeaders' = true, and keep 'headers' in each select"
-    if is_kafka or name.lower() == "topic":
+    if has_kafka_columns or name.lower() == "topic":
         return f"the source has a column {name!r}, unless option 'columns' omits it; keep it in each select"
     return kafka_column_hint(name).removeprefix("; ")
 

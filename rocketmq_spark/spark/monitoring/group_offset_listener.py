@@ -51,12 +51,12 @@ class GroupOffsetListener(StreamingQueryListener):
         from rocketmq_spark.spark.source.group_offsets import GroupOffsets
 
         parsed_options = options_table.parse(options).for_role("stream source")
-        if "group" not in parsed_options.given:
+        if "group" not in parsed_options.given_fields:
             raise OptionError("option 'group' is required: name the group whose offsets are committed")
         self._options = parsed_options
         self._topics = set(parsed_options.subscribe)
         self._group_offsets = GroupOffsets(parsed_options)
-        self._finished_offsets: dict[UUID, list[Offsets]] = {}
+        self._batch_ends_by_run: dict[UUID, list[Offsets]] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Do nothing with ``event``. No batch of this run is finished yet, so there is nothing to commit."""
@@ -64,7 +64,7 @@ class GroupOffsetListener(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Commit the end of the batch of ``event``. Failures are logged, because Spark ignores exceptions of listeners."""
         ends = [self._own_offsets(end) for end in end_offsets(event.progress)]
-        self._finished_offsets[event.progress.runId] = [end for end in ends if end.positions]
+        self._batch_ends_by_run[event.progress.runId] = [end for end in ends if end.positions]
         self._commit(event.progress.runId)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
@@ -84,7 +84,7 @@ class GroupOffsetListener(StreamingQueryListener):
         return replace(end, positions=own_positions)
 
     def _commit(self, run_id: UUID) -> None:
-        for end in self._finished_offsets.get(run_id, []):
+        for end in self._batch_ends_by_run.get(run_id, []):
             try:
                 self._group_offsets.commit(end.positions, end.source_identity)
             except RocketMQError:
@@ -92,4 +92,4 @@ class GroupOffsetListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Forget the query of ``event``. Spark reported the last progress of the query before this event."""
-        self._finished_offsets.pop(event.runId, None)
+        self._batch_ends_by_run.pop(event.runId, None)

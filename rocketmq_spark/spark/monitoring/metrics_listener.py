@@ -114,7 +114,7 @@ class QueryMetrics:
         self.is_active = True
         self._writer = writer
         self._rows = self._batches = self._sink_rows = 0
-        self._last_batch: int | None = None
+        self._last_batch_id: int | None = None
         self._last_progress: dict[str, Any] = {}
         self._progress_at_s: float | None = None
         self._idle_at_s: float | None = None
@@ -123,12 +123,12 @@ class QueryMetrics:
         """Note that Spark reported the query as idle."""
         self._idle_at_s = now_s
 
-    def progress(self, raw_progress: Mapping[str, Any], now_s: float) -> dict[str, Any]:
+    def record_progress(self, raw_progress: Mapping[str, Any], now_s: float) -> dict[str, Any]:
         """Add a progress to the metrics. Returns the object for the JSON line."""
         self._last_progress, self._progress_at_s = figures_of_progress(raw_progress), now_s
         self._rows += self._last_progress["rows"] or 0
-        if self._last_progress["batchId"] != self._last_batch:
-            self._last_batch = self._last_progress["batchId"]
+        if self._last_progress["batchId"] != self._last_batch_id:
+            self._last_batch_id = self._last_progress["batchId"]
             self._batches += 1
             self._sink_rows += self._last_progress["sinkRows"] or 0
         return {"query": self.query, **self._last_progress, **sink_counts(self._writer)}
@@ -231,8 +231,8 @@ class MetricsListener(StreamingQueryListener):
             raise OptionError("MetricsListener needs port=…, or prometheus=… or json_lines=…: the file to write to")
         if (prometheus is not None or port is not None) and (command := exposition.install_command()):
             raise OptionError("MetricsListener needs prometheus-client, which is not installed", remedy=command)
-        self._prometheus = None if prometheus is None else Path(prometheus)
-        self._json_lines = None if json_lines is None else Path(json_lines)
+        self._prometheus_path = None if prometheus is None else Path(prometheus)
+        self._json_lines_path = None if json_lines is None else Path(json_lines)
         self._writer, self._writer_query = writer, writer_query
         # The keys are run ids. Spark reports a start immediately, but queues other events, so events of the previous run may come
         # after the start of the next run.
@@ -272,15 +272,15 @@ class MetricsListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Update the metrics of the query with the figures of the batch of ``event``, and write the files."""
-        raw = json.loads(event.progress.json)
+        raw_progress = json.loads(event.progress.json)
         run_id = str(event.progress.runId)
         with self._lock:
             if run_id not in self._metrics_by_run and run_id not in self._replaced_runs:
                 # The query was running when the listener was added.
                 self._start_run(event.progress)
-            metrics = self._metrics_by_run.get(run_id) or self._metrics_of(event.progress)
-            line = metrics.progress(raw, time.time())
-        self._write(json.dumps(line, separators=(",", ":")) + "\n")
+            metrics = self._metrics_by_run.get(run_id) or self._new_metrics(event.progress)
+            line_values = metrics.record_progress(raw_progress, time.time())
+        self._write(json.dumps(line_values, separators=(",", ":")) + "\n")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Note that the query of ``event`` runs no batch, because it has nothing to read."""
@@ -308,7 +308,7 @@ class MetricsListener(StreamingQueryListener):
         """Begin the metrics of a run, and remove the metrics of an earlier run with the same query name. The earlier metrics
         are removed even if that run had another checkpoint, because the label ``query`` would be the same for both runs.
         """
-        metrics = self._metrics_of(event)
+        metrics = self._new_metrics(event)
         for run_id in [
             run_id for run_id, other_metrics in self._metrics_by_run.items() if other_metrics.query == metrics.query
         ]:
@@ -316,16 +316,16 @@ class MetricsListener(StreamingQueryListener):
             self._replaced_runs.append(run_id)
         self._metrics_by_run[str(event.runId)] = metrics
 
-    def _metrics_of(self, event: QueryStartedEvent | StreamingQueryProgress) -> QueryMetrics:
+    def _new_metrics(self, event: QueryStartedEvent | StreamingQueryProgress) -> QueryMetrics:
         name = event.name or str(event.id)
         return QueryMetrics(name, self._writer if self._writer_query in (None, name) else None)
 
     def _write(self, line: str = "") -> None:
         try:
-            if self._prometheus is not None:
-                replace_readable_file(self._prometheus, exposition.text(self._families()).encode())
-            if self._json_lines is not None and line:
-                with open(folders.open_to_append(self._json_lines), "a", encoding="utf-8") as file:
+            if self._prometheus_path is not None:
+                replace_readable_file(self._prometheus_path, exposition.text(self._families()).encode())
+            if self._json_lines_path is not None and line:
+                with open(folders.open_to_append(self._json_lines_path), "a", encoding="utf-8") as file:
                     file.write(line)
         except OSError:
             logger.exception("the metrics of queries cannot be written")

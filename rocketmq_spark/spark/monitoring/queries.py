@@ -91,13 +91,13 @@ def figures_of_progress(raw_progress: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of ``progress`` from Spark's JSON of a progress."""
     sources = [figures_of_source(source.get("latestOffset")) for source in raw_progress.get("sources", ())]
     own_sources = [source for source in sources if source is not None]
-    rows = raw_progress.get("sink", {}).get("numOutputRows", -1)
+    sink_rows = raw_progress.get("sink", {}).get("numOutputRows", -1)
     return {
         "batchId": raw_progress.get("batchId"),
         "timestamp": raw_progress.get("timestamp"),
         "rows": raw_progress.get("numInputRows"),
         "batchMs": raw_progress.get("durationMs", {}).get("triggerExecution"),
-        "sinkRows": rows if rows >= 0 else None,
+        "sinkRows": sink_rows if sink_rows >= 0 else None,
         **{name: _sum(source[name] for source in own_sources) for name in _SUMMED_FIGURES},
         "behindMs": _largest([source["behindMs"] for source in own_sources]),
         "brokersAway": _all_names([source["brokersAway"] for source in own_sources]),

@@ -63,7 +63,7 @@ GROUP = "rocketmq_spark_sink"
 ATTEMPT_S = 10.0
 _MIN_ATTEMPTS = 6
 # The approximate memory of a request's Python objects. This size limits the number of waiting requests if their bodies are small.
-_REQUEST_BYTES = 1 << 10
+_REQUEST_OVERHEAD_BYTES = 1 << 10
 
 # For each broker, its name and the number of its queues, in the order of Kafka's partitions.
 _QueueCounts = tuple[tuple[str, int], ...]
@@ -122,7 +122,7 @@ def producer_settings(options: Options) -> ProducerSettings:
         failed_queues_stay_closed=True,
         max_in_flight=None,
         max_in_flight_per_broker=options.max_in_flight,
-        max_async_messages=(options.total_batch_max_bytes or 0) // _REQUEST_BYTES,
+        max_async_messages=(options.total_batch_max_bytes or 0) // _REQUEST_OVERHEAD_BYTES,
         max_async_bytes=options.total_batch_max_bytes or 0,
     )
 
@@ -134,38 +134,38 @@ def check_sink(options: Options, schema: StructType, is_stream: bool = False) ->
 
     With ``is_stream``, the write is a stream, for which Spark creates a new writer in each micro-batch.
     """
-    selector = options.queue_selector if "queue_selector" in options.given else None
+    selector = options.queue_selector if "queue_selector" in options.given_fields else None
     if options.kafka_columns:
-        by_role, problems = kafka.check_columns(
+        column_by_role, problems = kafka.check_columns(
             list(map(_row_column, schema.fields)), options.topic, options.message_id
         )
-        problems += _kafka_selector_problems(selector, by_role)
+        problems += _kafka_selector_problems(selector, column_by_role)
     else:
-        by_role, problems = check_columns(schema, options.topic, selector, options.message_id)
+        column_by_role, problems = check_columns(schema, options.topic, selector, options.message_id)
     # Each row may get a property that marks its empty body, so tasks add a column of properties if the DataFrame has none.
-    if options.empty_bodies == "mark" and "properties" not in by_role:
+    if options.empty_bodies == "mark" and "properties" not in column_by_role:
         is_name_free = (
-            "properties" not in by_role.values()
+            "properties" not in column_by_role.values()
         )  # with Kafka's columns, the row id may be in a column of this name
-        by_role["properties"] = "properties" if is_name_free else "properties (emptyBodies)"
-    problems += _option_problems(options) + exactly_once_checks.option_problems(options, by_role)
+        column_by_role["properties"] = "properties" if is_name_free else "properties (emptyBodies)"
+    problems += _option_problems(options) + exactly_once_checks.option_problems(options, column_by_role)
     if is_by_position(options) and (is_stream or options.topic is None):
         problems.append(position_problem(options, _REASON_STREAM if is_stream else _REASON_TOPIC_COLUMN))
-    problems += columns.check_features(by_role, transport.features(options))
+    problems += columns.check_features(column_by_role, transport.features(options))
     if problems:
         raise OptionError.of(problems)
-    return by_role
+    return column_by_role
 
 
-def _kafka_selector_problems(selector: object, by_role: Mapping[str, str]) -> list[str]:
+def _kafka_selector_problems(selector: object, column_by_role: Mapping[str, str]) -> list[str]:
     problems = []
     if selector == "column":
         problems.append(
             "option 'queueSelector' is 'column', but 'kafkaColumns' has no queueId: use its column 'partition'"
         )
-    if selector == "hash" and "shardingkey" not in by_role:
+    if selector == "hash" and "shardingkey" not in column_by_role:
         problems.append("queueSelector 'hash' needs a column 'key'")
-    if selector is not None and kafka.PARTITION in by_role:
+    if selector is not None and kafka.PARTITION in column_by_role:
         problems.append(f"column 'partition' has no effect with queueSelector {selector!r}: drop one of the two")
     return problems
 
@@ -179,7 +179,7 @@ def _option_problems(options: Options) -> list[str]:
         problems += _problems_of(lambda: check_environment_set(options, "queueSelector"))
     if options.machine_rooms and selector != "machineRoom":
         problems.append("option 'machineRooms' has no effect without queueSelector 'machineRoom'")
-    if "batch_max_bytes" in options.given and (options.batch_max_bytes or 0) > options.max_message_size:
+    if "batch_max_bytes" in options.given_fields and (options.batch_max_bytes or 0) > options.max_message_size:
         problems.append(
             f"option 'batchMaxBytes' is {options.batch_max_bytes}, more than 'maxMessageSize' "
             f"{options.max_message_size}, which brokers allow for a batch too"
@@ -222,7 +222,7 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
             remedy="Rename one of the two in the column 'topic', and write the batch again",
         ) from None
     connection = session.connection_key(options)
-    names_by_key = {(connection, topic_names.rocketmq_name(name)): name for name in topic_names.given_names}
+    names_by_key = {(connection, topic_names.rocketmq_name(name)): name for name in topic_names.original_names}
     with process.registry_lock():
         kept_names: dict[tuple[object, str], str] = process.entries(_NAMES_KEY)
         earlier_names: dict[str, str] = {}
@@ -324,7 +324,7 @@ def _wait_for_route(
     """
     deadline, pauses = Deadline.after(options.send_timeout), backoff(max(0.1, options.retry_interval), 2.0)
     first_error: RocketMQError | None = None
-    times_unknown, has_brokers = 0, False
+    no_route_count, has_brokers = 0, False
     while True:
         try:
             return fetch(deadline, first_error is not None)
@@ -336,11 +336,13 @@ def _wait_for_route(
         if first_error is None:
             first_error = e
             logger.warning("topic %s cannot be checked yet: %s", topic, e)
-        times_unknown += is_missing and has_brokers  # an answer counts only if brokers were registered before it
+        no_route_count += is_missing and has_brokers  # an answer counts only if brokers were registered before it
         has_brokers = has_brokers or (is_missing and _has_any_broker(sender))
-        is_unknown = times_unknown >= max(1, options.num_retries) and not must_exist
-        if is_unknown or deadline.expired:
-            raise _route_error(sender, e if is_unknown else first_error, None if is_unknown else options.send_timeout)
+        counts_as_missing = no_route_count >= max(1, options.num_retries) and not must_exist
+        if counts_as_missing or deadline.expired:
+            raise _route_error(
+                sender, e if counts_as_missing else first_error, None if counts_as_missing else options.send_timeout
+            )
         deadline.pause(next(pauses))
 
 
@@ -356,14 +358,14 @@ def check_timers(
     sender: Sender,
     topic: str,
     options: Options,
-    columns_by_role: Mapping[str, str],
+    column_by_role: Mapping[str, str],
     brokers: Collection[str] | None = None,
 ) -> None:
     """Check that the topic's brokers have timers if rows may need timers, because old brokers would deliver such rows at once.
 
     With ``longDelay=dmq`` nothing is checked, because each row is sent in the way that its brokers support.
     """
-    timer_columns = [columns_by_role[name] for name in TIMER_COLUMNS if name in columns_by_role]
+    timer_columns = [column_by_role[name] for name in TIMER_COLUMNS if name in column_by_role]
     if not timer_columns or options.long_delay == "dmq":
         return
     deadline = Deadline.after(options.request_timeout)
@@ -374,23 +376,23 @@ def check_timers(
         raise OptionError(problem.message, topic=topic, remedy=problem.remedy)
 
 
-def check_types(options: Options, topic: str, columns_by_role: Mapping[str, str]) -> None:
+def check_types(options: Options, topic: str, column_by_role: Mapping[str, str]) -> None:
     """Over gRPC, check that the topic accepts the type of messages that these columns make, because a Proxy rejects other
     types.
     """
     accepted_types = session.message_types(options, topic, Deadline.after(options.request_timeout))
     if not accepted_types:
         return
-    delay_columns = [name for name in exactly_once_checks.DELAY_COLUMNS if name in columns_by_role]
+    delay_columns = [name for name in exactly_once_checks.DELAY_COLUMNS if name in column_by_role]
     message_type = transport.message_type(
-        bool(delay_columns), "shardingkey" in columns_by_role, "priority" in columns_by_role
+        bool(delay_columns), "shardingkey" in column_by_role, "priority" in column_by_role
     )
     columns_by_type = {
         TopicType.DELAY: delay_columns,
         TopicType.FIFO: ["shardingkey"],
         TopicType.PRIORITY: ["priority"],
     }
-    columns_text = " and ".join(repr(columns_by_role[name]) for name in columns_by_type.get(message_type, []))
+    columns_text = " and ".join(repr(column_by_role[name]) for name in columns_by_type.get(message_type, []))
     if message_type not in accepted_types:
         raise OptionError(
             f"option 'topic' is {topic!r}, which takes messages of type {' or '.join(sorted(accepted_types))}; "
@@ -411,7 +413,7 @@ def timer_cache(sender: Sender, options: Options) -> BrokerTimers:
     return BrokerTimers(sender, process.get_or_create(_TIMERS_KEY, session.connection_key(options), dict))
 
 
-def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per_process: bool = False) -> None:
+def check_brokers(options: Options, column_by_role: Mapping[str, str], once_per_process: bool = False) -> None:
     """Check the topic of option ``topic`` with its brokers. With ``once_per_process`` the check is not repeated.
 
     Spark creates a stream's writer for every micro-batch, and again to commit the batch. The later writers must not fail or wait
@@ -421,7 +423,7 @@ def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per
         return
     # All writes to one cluster and namespace have the same sender. An environment that has its own topics has its own sender.
     sender = session.sender(options)
-    key = (sender, options.topic, repr(sorted(columns_by_role)))
+    key = (sender, options.topic, repr(sorted(column_by_role)))
     checked_topics = process.entries(_TOPICS_KEY)
     if once_per_process and key in checked_topics:
         return
@@ -430,8 +432,8 @@ def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per
             _check_route_now(sender, options.topic, options.request_timeout)
         else:
             check_topic(sender, options.topic, options)
-        check_timers(sender, options.topic, options, columns_by_role)
-        check_types(options, options.topic, columns_by_role)
+        check_timers(sender, options.topic, options, column_by_role)
+        check_types(options, options.topic, column_by_role)
     except RocketMQError as e:
         may_wait = once_per_process or (options.on_send_failure == "spool" and is_transient(e, sender))
         if not may_wait or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _has_any_broker(sender)):
@@ -458,13 +460,13 @@ def environment_queues(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
     return {options.topic: queues_by_topic[options.topic]}
 
 
-def partition_queues(options: Options, columns_by_role: Mapping[str, str]) -> dict[str, tuple[MessageQueue, ...]]:
+def partition_queues(options: Options, column_by_role: Mapping[str, str]) -> dict[str, tuple[MessageQueue, ...]]:
     """If rows name partitions, return the queues of the topic in the order of Kafka's partitions. The result is empty if rows
     name no partitions, or if they name their topics.
 
     The driver determines the queues for all tasks of a write, so that all tasks use the same numbers even if the route changes.
     """
-    if options.topic is None or kafka.PARTITION not in columns_by_role:
+    if options.topic is None or kafka.PARTITION not in column_by_role:
         return {}
     return {options.topic: numbered_queues(session.sender(options), options.topic, options)}
 

@@ -63,7 +63,7 @@ _REMEDY_OF_OTHER_TOPICS = (
     "back with: rocketmq-spark checkpoint rewind, which sends again what the batch has stored"
 )
 _QUERY_PROPERTY, _BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
-_CHECKED_TOPICS = "topics checked for exactly-once"
+_CHECKED_TOPICS_KEY = "topics checked for exactly-once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ExactlyOncePlan:
     name: BatchName
     ends: QueueEnds
     is_repeat: bool = False
-    streaming: bool = True
+    is_streaming: bool = True
     stored_hashes: Mapping[int, bytes] | None = None
     stored_ranges: Mapping[int, Sequence[OffsetRange]] | None = None
     stored_counts: Mapping[int, int] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def plan_batch(
             f"{folder.name}/{batch_notes.NOTES_FOLDER}/{name.number}/{name.write_name}",
             remedy=_REMEDY_OF_OTHER_TOPICS,
         )
-    if not begun_batch.existed:
+    if not begun_batch.had_note:
         return ExactlyOncePlan(name, ends)
     stored_hashes = _read_stored_hashes(options, name, begun_batch.note)
     hashes_by_partition = stored_hashes.hashes_by_partition()
@@ -149,7 +149,9 @@ def _scope_text(options: Options) -> str:
 
 def plan_job(options: Options) -> ExactlyOncePlan:
     """Start a batch write. Spark may repeat a task of the write, but never repeats the whole write."""
-    return ExactlyOncePlan(BatchName(uuid.uuid4().hex, 0, 0, b"", "job"), snapshot_queue_ends(options), streaming=False)
+    return ExactlyOncePlan(
+        BatchName(uuid.uuid4().hex, 0, 0, b"", "job"), snapshot_queue_ends(options), is_streaming=False
+    )
 
 
 def snapshot_queue_ends(options: Options) -> QueueEnds:
@@ -164,7 +166,7 @@ def snapshot_queue_ends(options: Options) -> QueueEnds:
         _master_check(options),
     )
     process.get_or_create(
-        _CHECKED_TOPICS, (session.connection_key(options), tuple(topics)), lambda: _check_topics(options, ends)
+        _CHECKED_TOPICS_KEY, (session.connection_key(options), tuple(topics)), lambda: _check_topics(options, ends)
     )
     return ends
 
@@ -192,7 +194,7 @@ def _master_check(options: Options) -> CheckQueues:
 def _check_topics(options: Options, ends: QueueEnds) -> bool:
     """Check that the messages of the topics can be read by offset, and that this user may read them."""
     offsets, deadline = session.offsets(options), Deadline.after(options.send_timeout)
-    for (topic, broker), queue in {(queue.topic, queue.broker_name): queue for queue in ends.queues}.items():
+    for (topic, broker), queue in {(queue.topic, queue.broker_name): queue for queue in ends.end_offsets}.items():
         if offsets.is_proxy(topic, broker, deadline):
             raise OptionError(
                 "option 'deliveryGuarantee' is exactly-once, but option 'nameServer' names a Proxy, which does not say what "
@@ -204,7 +206,7 @@ def _check_topics(options: Options, ends: QueueEnds) -> bool:
                 f"option 'deliveryGuarantee' is exactly-once, but {topic!r} is a compaction topic, which removes messages",
                 topic=topic,
             )
-        offsets.sample(options.group, queue, ends.queues[queue], deadline)
+        offsets.sample(options.group, queue, ends.end_offsets[queue], deadline)
     for state in offsets.log_states(sorted(ends.masters), deadline).values():
         if isinstance(state, RocketMQError) and not state.retriable:
             raise state
@@ -252,15 +254,15 @@ class ExactlyOnceTask:
         return self._row_hash(items, batch.slice(first_row, len(items)), columns, self._topic)
 
     def rows_to_send(
-        self, items: Callable[[], pa.Array], batch: pa.RecordBatch, columns: Mapping[str, str]
+        self, encode_items: Callable[[], pa.Array], batch: pa.RecordBatch, columns: Mapping[str, str]
     ) -> Mask | None:
         """Return a mask of the rows of ``batch`` that must be sent, because they are not stored; None if all rows must be sent.
 
-        ``items`` returns the encoded rows. This function is called only if some rows may be stored.
+        ``encode_items`` returns the encoded rows. This function is called only if some rows may be stored.
         """
         if self._stored_rows is None:
             return None
-        is_missing = self._stored_rows.missing_mask(self.hashes(batch, columns, items()))
+        is_missing = self._stored_rows.missing_mask(self.hashes(batch, columns, encode_items()))
         if MESSAGE_ID in columns and self._stored_rows.has_surplus_rows:
             raise MessageRefused(
                 f"rows of one task have the same id in column {columns[MESSAGE_ID]!r}, and some of them are stored, but it "
@@ -273,7 +275,7 @@ class ExactlyOnceTask:
         """Return a sender that passes messages to ``sender``, but only for the queues in the note, and only until Spark abandons
         this attempt.
         """
-        return cast(Sender, NotedQueuesSender(sender, self.plan.ends.queues, self._is_abandoned))
+        return cast(Sender, NotedQueuesSender(sender, self.plan.ends.end_offsets, self._is_abandoned))
 
     def end_sending(self) -> None:
         """Close the connections after this attempt has failed, because the rows of this attempt must not arrive after the next
@@ -311,14 +313,14 @@ def check_task(plan: ExactlyOncePlan, settle_s: float) -> None:
     context = TaskContext.get()
     if context is None:
         return
-    get = context.getLocalProperty
-    exactly_once_checks.check_settings(get, plan.streaming, "the Spark context of this task")
-    exactly_once_checks.check_settle(get, settle_s)
-    if plan.streaming:
+    get_property = context.getLocalProperty
+    exactly_once_checks.check_settings(get_property, plan.is_streaming, "the Spark context of this task")
+    exactly_once_checks.check_settle(get_property, settle_s)
+    if plan.is_streaming:
         exactly_once_checks.check_batch(
-            get, plan.name.query, plan.name.number, {"query": _QUERY_PROPERTY, "batch": _BATCH_PROPERTY}
+            get_property, plan.name.query, plan.name.number, {"query": _QUERY_PROPERTY, "batch": _BATCH_PROPERTY}
         )
-    elif get(_QUERY_PROPERTY) is not None:
+    elif get_property(_QUERY_PROPERTY) is not None:
         raise OptionError(
             "df.write with 'deliveryGuarantee' exactly-once cannot see, inside a streaming query, that a batch is repeated",
             remedy="Write with foreach_batch_writer(..., checkpoint_location=...)",

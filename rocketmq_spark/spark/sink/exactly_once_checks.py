@@ -56,7 +56,7 @@ def option_problems(options: Options, columns: Collection[str]) -> list[str]:
     if options.allowed_topics and options.topic is not None:
         problems.append(f"option 'allowedTopics' has no effect with option 'topic', which is {options.topic!r}")
     if not is_exactly_once(options):
-        if "exactly_once_settle" in options.given:
+        if "exactly_once_settle" in options.given_fields:
             problems.append("option 'exactlyOnceSettle' has no effect without 'deliveryGuarantee' exactly-once")
         return problems
     problems += [
@@ -93,7 +93,7 @@ def written_topics(options: Options) -> list[str]:
     return [options.topic] if options.topic is not None else sorted(set(options.allowed_topics))
 
 
-def check_settings(get_setting: Callable[[str], str | None], streaming: bool, context_text: str) -> None:
+def check_settings(get_setting: Callable[[str], str | None], is_streaming: bool, context_text: str) -> None:
     """Raises ``OptionError`` if Spark's settings allow that stages are repeated, or that a repeat has other partitions. The sink
     cannot detect such a repeat. ``get_setting`` returns a setting, or None if it is not set.
     """
@@ -101,7 +101,7 @@ def check_settings(get_setting: Callable[[str], str | None], streaming: bool, co
         f"{name}={value} (it is {get_setting(name) or 'not set'})"
         for name, value in exactly_once_conf().items()
         if (get_setting(name) or _DEFAULT_SETTINGS.get(name, "")).lower() != value
-        and (streaming or name != ADAPTIVE_SETTING)
+        and (is_streaming or name != ADAPTIVE_SETTING)
     ]
     if wrong_settings:
         raise OptionError(
@@ -111,7 +111,7 @@ def check_settings(get_setting: Callable[[str], str | None], streaming: bool, co
         )
 
 
-def check_registered() -> None:
+def check_registered_settings() -> None:
     """Call ``check_settings`` for the settings that ``register`` recorded. If ``register`` was not called, nothing is checked
     here, because only tasks see the settings.
 
@@ -119,14 +119,14 @@ def check_registered() -> None:
     """
     settings = context_settings.registered_settings()
     if settings is not None:
-        check_settings(settings.get, streaming=False, context_text="the Spark context")
+        check_settings(settings.get, is_streaming=False, context_text="the Spark context")
 
 
-def check_progress(options: Options, asynchronous: bool) -> None:
+def check_progress(options: Options, tracks_asynchronously: bool) -> None:
     """Raise ``OptionError`` for asynchronous progress tracking. With asynchronous progress tracking, Spark may run a batch
     before it logs the batch. So after a restart, Spark may form other batches of the same rows.
     """
-    if is_exactly_once(options) and asynchronous:
+    if is_exactly_once(options) and tracks_asynchronously:
         raise OptionError(
             f"option 'deliveryGuarantee' is exactly-once, but option {ASYNC_PROGRESS!r} is true: after a restart Spark may "
             f"form other "

@@ -33,7 +33,7 @@ from rocketmq_spark.spark.checkpoints.owners import check_owner
 from rocketmq_spark.spark.map_in_arrow import map_in_arrow
 from rocketmq_spark.spark.sink import checks, exactly_once_checks
 from rocketmq_spark.spark.sink.exactly_once import ExactlyOncePlan, plan_batch, plan_job
-from rocketmq_spark.spark.sink.report import BrokerCounts, Written, warn_of_omitted_headers, warn_of_unmatched
+from rocketmq_spark.spark.sink.report import BrokerCounts, Written, warn_of_omitted_headers, warn_of_unmatched_messages
 from rocketmq_spark.spark.sink.task import write_task
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_COUNTS = (
+_COUNT_NAMES = (
     "rows",
     "bytes",
     "batches",
@@ -59,7 +59,7 @@ _COUNTS = (
 _WRITES_KEY = "exactly-once writes of batches"
 # The generated name of a write without ``write_name``.
 _GENERATED_NAME = re.compile("topics-[0-9a-f]{16}")
-_SCHEMA = ", ".join([*(f"{name} bigint" for name in _COUNTS), "brokers string", "topic_names array<string>"])
+_SCHEMA = ", ".join([*(f"{name} bigint" for name in _COUNT_NAMES), "brokers string", "topic_names array<string>"])
 
 
 def write_rocketmq(
@@ -129,12 +129,12 @@ class ForeachBatchWriter:
 
     def __init__(self, options: Options, batch: QueryBatch | None = None) -> None:
         self._options = options
-        self._batch = batch
+        self._batch_template = batch
         self.last_report: Written | None = None
         self.total = Written()
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
-        batch = None if self._batch is None else self._batch._replace(number=batch_id)
+        batch = None if self._batch_template is None else self._batch_template._replace(number=batch_id)
         self.last_report = _write(df, self._options, f"batch {batch_id}", is_micro_batch=True, batch=batch)
         self.total += self.last_report
 
@@ -208,20 +208,20 @@ def _run_write(
     written, topic_names = Written(), list[str]()
     for row in map_in_arrow(df, write_partition, _SCHEMA, 'write with df.write.format("rocketmq")').collect():
         brokers = {name: BrokerCounts(**counts) for name, counts in json.loads(row["brokers"]).items()}
-        written += Written(**{name: row[name] for name in _COUNTS}, brokers=brokers)
+        written += Written(**{name: row[name] for name in _COUNT_NAMES}, brokers=brokers)
         topic_names += row["topic_names"]
     written = written.of_all_tasks()
     logger.info("%s: %s", write_text, written)
-    warn_of_unmatched(written, write_text)
+    warn_of_unmatched_messages(written, write_text)
     warn_of_omitted_headers(written, write_text)
     checks.check_topic_names(options, topic_names)
     return written
 
 
-def _check_context(context: SparkContext | None, options: Options, streaming: bool) -> None:
+def _check_context(context: SparkContext | None, options: Options, is_streaming: bool) -> None:
     if context is not None:  # a session of Spark Connect has no context
         conf = context.getConf()
-        exactly_once_checks.check_settings(conf.get, streaming, "the Spark context")
+        exactly_once_checks.check_settings(conf.get, is_streaming, "the Spark context")
         exactly_once_checks.check_settle(conf.get, options.exactly_once_settle)
 
 
@@ -254,7 +254,7 @@ def _registered_write(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -
     name = batch_notes.batch_name(folder, batch.write_name, batch.number)
     key, run = (name.query, name.write_name), _QueryRun.of_dataframe(df)
     registration = name, run
-    _check_unfinished(folder, name)
+    _check_batch_unfinished(folder, name)
     _check_topics(folder, name, topics, run)
     with process.registry_lock():
         earlier_write = process.entries(_WRITES_KEY).get(key)
@@ -274,7 +274,7 @@ def _registered_write(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -
         raise
 
 
-def _check_unfinished(folder: Folder, name: BatchName) -> None:
+def _check_batch_unfinished(folder: Folder, name: BatchName) -> None:
     """Raises ``OptionError`` for a batch that Spark has logged as done. Tasks compare the id of their query with the id in the
     checkpoint, but with Spark Connect, tasks cannot see the id of their query. Without this check, equal rows of another query
     would count as stored.
@@ -323,11 +323,11 @@ def _write_partition(
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     message = write_task(options, columns, environment_queues, batches, plan, partition_queues)
-    counts: dict[str, Any] = {name: [getattr(message.written, name)] for name in _COUNTS}
+    counts: dict[str, Any] = {name: [getattr(message.written, name)] for name in _COUNT_NAMES}
     brokers = json.dumps({name: asdict(broker_counts) for name, broker_counts in message.written.brokers.items()})
-    arrays = [pa.array(counts[name], pa.int64()) for name in _COUNTS]
+    arrays = [pa.array(counts[name], pa.int64()) for name in _COUNT_NAMES]
     arrays += [pa.array([brokers]), pa.array([list(message.topic_names)], pa.list_(pa.string()))]
-    yield pa.RecordBatch.from_arrays(arrays, names=[*_COUNTS, "brokers", "topic_names"])
+    yield pa.RecordBatch.from_arrays(arrays, names=[*_COUNT_NAMES, "brokers", "topic_names"])
 
 
 def _warn_of_speculation(df: DataFrame) -> None:

@@ -118,7 +118,7 @@ def total(counts_by_task: Iterable[Written | None]) -> Written:
     return written.of_all_tasks() if all_finished else written
 
 
-def warn_of_unmatched(written: Written, write_text: str) -> None:
+def warn_of_unmatched_messages(written: Written, write_text: str) -> None:
     """Log one warning per batch with unmatched messages.
 
     An unmatched message may be an earlier copy of a row: if a row changed or moved to another task, it was sent again.
@@ -168,7 +168,8 @@ class TaskCounts:
         self._rows = self._bytes = self._batches = self._retries = self._spooled = 0
         self._already_stored = self._confirmed = 0
         self.left_out = self.unmatched = self.found = self.found_of_batch = 0
-        self._brokers: dict[str, list[int]] = {}
+        # For each broker, the numbers of rows, bytes, batches and failed attempts.
+        self._counts_by_broker: dict[str, list[int]] = {}
 
     def count_acknowledged(
         self, broker: str, rows: int, size: int, retries: int = 0, failed_brokers: Iterable[str] = ()
@@ -198,10 +199,10 @@ class TaskCounts:
         self._confirmed += rows
 
     def written(self) -> Written:
-        brokers = {name: BrokerCounts(*counts) for name, counts in sorted(self._brokers.items())}
+        brokers = {name: BrokerCounts(*counts) for name, counts in sorted(self._counts_by_broker.items())}
         counts = self._rows, self._bytes, self._batches, self._retries
         exactly_once_counts = self._already_stored, self._confirmed, self.unmatched, self.found, self.found_of_batch
         return Written(*counts, brokers, self._spooled, *exactly_once_counts, self.left_out)
 
     def _counts_of(self, broker: str) -> list[int]:
-        return self._brokers.setdefault(broker, [0, 0, 0, 0])
+        return self._counts_by_broker.setdefault(broker, [0, 0, 0, 0])

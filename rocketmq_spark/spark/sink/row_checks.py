@@ -74,24 +74,24 @@ class SinkChecks:
         self._find_bad_rows(rows, list(range(len(rows))), reasons)
         return reasons
 
-    def _find_bad_rows(self, rows: Sequence[Sequence[Any]], numbers: list[int], reasons: dict[int, str]) -> None:
+    def _find_bad_rows(self, rows: Sequence[Sequence[Any]], row_numbers: list[int], reasons: dict[int, str]) -> None:
         """Add the bad rows to ``reasons``. If an error names no row, the rows are bisected to find the bad row."""
-        while numbers:
+        while row_numbers:
             bad_rows = BadRows()
             try:
-                self._check_rows([rows[number] for number in numbers], bad_rows)
+                self._check_rows([rows[number] for number in row_numbers], bad_rows)
                 return
             except (RocketMQError, ValueError, ArithmeticError) as e:
                 if getattr(e, "retriable", False):
                     raise
-                new_reasons = {numbers[i]: reason for i, reason in bad_rows.reasons_by_row()}
-                if not new_reasons and len(numbers) == 1:
-                    new_reasons = {numbers[0]: str(e)}
+                new_reasons = {row_numbers[i]: reason for i, reason in bad_rows.reasons_by_row()}
+                if not new_reasons and len(row_numbers) == 1:
+                    new_reasons = {row_numbers[0]: str(e)}
             if not new_reasons:
-                self._find_bad_rows(rows, numbers[: len(numbers) // 2], reasons)
-                numbers = numbers[len(numbers) // 2 :]
+                self._find_bad_rows(rows, row_numbers[: len(row_numbers) // 2], reasons)
+                row_numbers = row_numbers[len(row_numbers) // 2 :]
             reasons |= new_reasons
-            numbers = [number for number in numbers if number not in new_reasons]
+            row_numbers = [number for number in row_numbers if number not in new_reasons]
 
     def _check_rows(self, rows: Sequence[Sequence[Any]], bad_rows: BadRows) -> None:
         """Check rows as a task of the sink does. Raises an error if there are bad rows. Adds bad rows to ``bad_rows``, except

@@ -128,7 +128,7 @@ class TaskWriter:
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> TaskCommitMessage:
         """Call ``write``, and return the counts for the driver."""
-        return TaskCommitMessage(self.write(batches), self._topic_names.given_names)
+        return TaskCommitMessage(self.write(batches), self._topic_names.original_names)
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Send all rows and wait for all acknowledgements. Raises the error of the first failure, with the counts of acknowledged
@@ -152,7 +152,7 @@ class TaskWriter:
             error = with_counts(e, self._counts.written())
             raise error from error.__cause__
         finally:
-            self._engine.close(Deadline.after(0), keep=False)  # Spark repeats the unsent rows
+            self._engine.close(Deadline.after(0), spools_unsent=False)  # Spark repeats the unsent rows
             if self._exactly_once is not None and not is_complete:
                 self._exactly_once.end_sending()
 
@@ -185,7 +185,7 @@ class TaskWriter:
         """Return the batch with the columns of this sink. Converts Kafka's columns and marks empty bodies if options say so."""
         if self._kafka_rows is not None:
             batch = self._kafka_rows(batch)
-            self._counts.left_out = self._kafka_rows.left_out
+            self._counts.left_out = self._kafka_rows.left_out_header_count
         if self._options.empty_bodies == "mark":
             bad_rows = BadRows(self._first_row)
             batch = empty_bodies.batch_with_stand_ins(batch, self._columns, bad_rows)

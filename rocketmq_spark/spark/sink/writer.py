@@ -27,7 +27,7 @@ from rocketmq_spark.spark.sink.report import (
     Written,
     total,
     warn_of_omitted_headers,
-    warn_of_unmatched,
+    warn_of_unmatched_messages,
 )
 from rocketmq_spark.spark.sink.task import TaskCommitMessage, write_task
 
@@ -54,7 +54,7 @@ class _DriverWriter:
                 remedy="Give the writer .option('checkpointLocation', ...)",
             )
         if exactly_once_checks.is_exactly_once(options):
-            exactly_once_checks.check_registered()
+            exactly_once_checks.check_registered_settings()
         if not process.is_worker(_COMMIT_WORKER):
             # A commit makes no such checks: the rows are sent already, so a commit must not fail because brokers are down.
             if checkpoint is not None:
@@ -86,7 +86,7 @@ class _DriverWriter:
     def log(self, messages: list[WriterCommitMessage | None], write_text: str) -> Written:
         written = total(message.written if isinstance(message, TaskCommitMessage) else None for message in messages)
         logger.info("%s: %s", write_text, written)
-        warn_of_unmatched(written, write_text)
+        warn_of_unmatched_messages(written, write_text)
         warn_of_omitted_headers(written, write_text)
         return written
 

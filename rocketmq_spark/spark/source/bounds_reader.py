@@ -166,7 +166,7 @@ class BoundsReader:
         checkpoint_identity.check_checkpoint(self._options, start)
         self._checkpoint_queues = CheckpointQueues.of(start, target_ends)
         known_topics = self._last_view.topics
-        if self.owned_queues.restore(start.environment) or (
+        if self.owned_queues.restore(start.environment_numbers) or (
             known_topics
             and not known_topics.issuperset(self.subscribed_topics.last_known(self._checkpoint_queues.topics))
         ):
@@ -238,9 +238,9 @@ class BoundsReader:
         and a view that lacks the answer of a broker does not count as recent. With ``is_same_batch``, the view from which the
         batch was planned counts as recent, unless an error occurred since the plan.
         """
-        polled_at_s = self.clock.now()
-        is_recent = not self.poll_interval.is_due(polled_at_s) or (
-            is_same_batch and not self._routes_are_stale and self.poll_interval.serves_same_batch(polled_at_s)
+        started_at_s = self.clock.now()
+        is_recent = not self.poll_interval.is_due(started_at_s) or (
+            is_same_batch and not self._routes_are_stale and self.poll_interval.serves_same_batch(started_at_s)
         )
         if is_recent and not (wait_for_all and self._last_view.timed_out_brokers):
             return self._last_view
@@ -255,7 +255,7 @@ class BoundsReader:
         if has_no_errors:
             self.retriable_errors.note_poll_without_error()
         # If a poll waited in vain for a broker, the duration of this poll does not show how long polls usually take.
-        duration_s = self.clock.now() - polled_at_s if has_no_errors and not view.timed_out_brokers else 0.0
+        duration_s = self.clock.now() - started_at_s if has_no_errors and not view.timed_out_brokers else 0.0
         return self._keep_view(view, topics, duration_s)
 
     def _fetch_routes(self, topics: Iterable[str]) -> tuple[dict[str, TopicRoute], set[str]]:

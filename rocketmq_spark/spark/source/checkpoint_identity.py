@@ -30,7 +30,7 @@ def source_identity(options: Options, clusters: Sequence[str] = ()) -> dict[str,
     read queues that are created later.
     """
     identity: dict[str, object] = {"namespace": options.namespace or ""}
-    if "group" in options.given:
+    if "group" in options.given_fields:
         identity["group"] = options.group
     if clusters:
         identity["clusters"] = list(clusters)
@@ -175,7 +175,7 @@ def _environment_layout(environment: Environment | None) -> object:
     queues of this environment. The queues of other environments may change.
     """
     if environment is None or environment.listed_queues is None:
-        return environment and environment.count
+        return environment and environment.environment_count
     return [f"{broker or '*'}:{queue_id}" for broker, queue_id in sorted(environment.listed_queues)]
 
 
@@ -201,8 +201,8 @@ def _legacy_identity_matches(options: Options, start: Offsets) -> bool:
     environment = environment_of(options)
     if environment is None:
         return False
-    if start.environment:
-        return set(start.environment.values()) == {environment.number}
+    if start.environment_numbers:
+        return set(start.environment_numbers.values()) == {environment.number}
     if environment.is_by_position:
         # ``check_environment_queues`` compares the queues when brokers have answered.
         return _lacks_environment_record(start)
@@ -212,13 +212,13 @@ def _legacy_identity_matches(options: Options, start: Offsets) -> bool:
 def _owns_all_positions(environment: Environment, start: Offsets) -> bool:
     """Whether an environment owns all queues with a position, except those of retry and dead-letter topics."""
     queues = _without_special_topics(start.positions)
-    return set(environment.owned(queues, may_be_empty={q.topic for q in queues})) == queues
+    return set(environment.owned(queues, possibly_empty_topics={q.topic for q in queues})) == queues
 
 
 def _lacks_environment_record(start: Offsets) -> bool:
     """Whether offsets may have been written by a release that did not record environments."""
     return (
-        not start.environment
+        not start.environment_numbers
         and "namespace" not in start.source_identity
         and "environment" not in start.source_identity
     )
@@ -294,7 +294,7 @@ def queues_of_next_batch(offsets: Offsets, queues: Iterable[MessageQueue]) -> li
     candidates = list(queues)
     queues_with_position = [queue for queue in candidates if queue in offsets.positions]
     if offsets.source_identity.get("newQueues") is False:
-        if not partitioning.allocates_every_queue(offsets.plan.get("allocationStrategy")):
+        if not partitioning.allocates_every_queue(offsets.partitioning_json.get("allocationStrategy")):
             # The strategy may omit new queues.
             return queues_with_position
         assigned_queues = recorded_queues(offsets.source_identity)
@@ -305,7 +305,7 @@ def queues_of_next_batch(offsets: Offsets, queues: Iterable[MessageQueue]) -> li
     return (
         queues_with_position
         if environment is None
-        else environment.owned(candidates, offsets.environment, {queue.topic for queue in candidates})
+        else environment.owned(candidates, offsets.environment_numbers, {queue.topic for queue in candidates})
     )
 
 
@@ -322,6 +322,6 @@ def _recorded_environment(offsets: Offsets) -> Environment | None:
                 (broker.replace("*", ANY_BROKER), int(queue_id)) for broker, _, queue_id in split_texts
             ),
         )
-    if isinstance(layout, int) or offsets.environment:
+    if isinstance(layout, int) or offsets.environment_numbers:
         return Environment.of(name, layout)
     return None

@@ -12,7 +12,7 @@ from rocketmq_spark.spark.source.starting_offsets import check_start_and_end
 def check_source(parsed_options: Options, role: str) -> Options:
     """Return the options of ``role``, which is "batch source" or "stream source". Raises ``OptionError`` for wrong options."""
     options = parsed_options.for_role(role)
-    topic_options = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given]
+    topic_options = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given_fields]
     if len(topic_options) != 1:
         raise OptionError(
             "exactly one of the options 'subscribe', 'subscribePattern' and 'assign' says what to read; "

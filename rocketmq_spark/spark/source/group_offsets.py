@@ -54,7 +54,7 @@ class GroupOffsets:
         ``source_identity`` is the identity of the source that has these positions. Positions of another cluster are not
         committed. A broker that hangs delays the call only briefly.
         """
-        if "group" not in self._options.given:
+        if "group" not in self._options.given_fields:
             return
         delayed_offsets = self._failed_offsets if self._now() < self._next_retry_s else {}
         changed_offsets = {

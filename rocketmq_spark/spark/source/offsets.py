@@ -52,21 +52,21 @@ class Offsets:
     new_queue_starts: Positions = field(default_factory=dict)
     newest_store_ms: Positions = field(default_factory=dict)
     source_identity: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[MessageQueue, int] = field(default_factory=dict)
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    partitions: kafka_partitions.QueueRuns = field(default_factory=dict)
+    environment_numbers: Mapping[MessageQueue, int] = field(default_factory=dict)
+    partitioning_json: Mapping[str, Any] = field(default_factory=dict)
+    queue_runs: kafka_partitions.QueueRuns = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the log entry. The order of its keys is canonical."""
         log_entry: dict[str, Any] = {}
-        if self.environment:
-            log_entry["environment"] = _to_nested_json(self.environment)
+        if self.environment_numbers:
+            log_entry["environment"] = _to_nested_json(self.environment_numbers)
         if self.newest_store_ms:
             log_entry["marks"] = _to_nested_json(self.newest_store_ms)
-        if self.partitions:
-            log_entry["partitions"] = {topic: list(map(list, runs)) for topic, runs in self.partitions.items()}
-        if self.plan:
-            log_entry["plan"] = dict(self.plan)
+        if self.queue_runs:
+            log_entry["partitions"] = {topic: list(map(list, runs)) for topic, runs in self.queue_runs.items()}
+        if self.partitioning_json:
+            log_entry["plan"] = dict(self.partitioning_json)
         if self.source_identity:
             log_entry["reads"] = json.loads(json.dumps(self.source_identity, sort_keys=True))
         if self.new_queue_starts:

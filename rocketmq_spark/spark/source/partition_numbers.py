@@ -24,18 +24,18 @@ class PartitionNumbers:
     def has_unlogged_queues(self, start: Offsets) -> bool:
         """Whether some queues have a number that the logged offsets ``start`` do not record."""
         if self._unlogged_queues:
-            self._unlogged_queues -= partition_numbers(start.partitions).keys()
+            self._unlogged_queues -= partition_numbers(start.queue_runs).keys()
         return bool(self._unlogged_queues)
 
     def queue_runs_between(self, start: Offsets, end: Positions) -> QueueRuns:
         """Return the numbered runs of queues of the checkpoint and of this stream, with new queues appended. Without option
         ``kafkaColumns``, return the runs of the checkpoint unchanged.
         """
-        if not (self._is_enabled or start.partitions or self._queue_runs):
+        if not (self._is_enabled or start.queue_runs or self._queue_runs):
             return {}
         topics = {queue.topic for queue in (*start.positions, *end)}
         logged_runs = {
-            topic: runs for topic, runs in {**start.partitions, **self._queue_runs}.items() if topic in topics
+            topic: runs for topic, runs in {**start.queue_runs, **self._queue_runs}.items() if topic in topics
         }
         if not self._is_enabled:
             return logged_runs
@@ -50,7 +50,7 @@ class PartitionNumbers:
         """
         if not self._is_enabled:
             return {}
-        numbers = partition_numbers(end.partitions)
+        numbers = partition_numbers(end.queue_runs)
         if not (unnumbered_queues := queues - numbers.keys()):
             return numbers
         self._unlogged_queues |= unnumbered_queues

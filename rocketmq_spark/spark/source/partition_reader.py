@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BATCH_BYTES = 1 << 20
+_TARGET_BATCH_BYTES = 1 << 20
 _SLAVE_TIMEOUT_S = 1.0
 
 
@@ -43,15 +43,15 @@ class RangePartition(InputPartition):
     """The ranges that one task reads, and the addresses of the brokers, as far as the driver knows them.
 
     For queues in ``mismatched_queues``, the slave has other messages than the master. For each range of a stream, ``queue_ends``
-    has the end of the batch in the range's queue, and ``newest_ms`` the newest store time of the queue that the plan saw (0 if
-    unknown). With ``kafkaColumns``, ``partition_numbers`` has Kafka's partition number of the queue for each range.
+    has the end of the batch in the range's queue, and ``newest_store_ms`` the newest store time of the queue that the plan saw
+    (0 if unknown). With ``kafkaColumns``, ``partition_numbers`` has Kafka's partition number of the queue for each range.
     """
 
     ranges: tuple[OffsetRange, ...]
     addresses: tuple[tuple[str, str], ...] = ()
     mismatched_queues: frozenset[MessageQueue] = frozenset()
     queue_ends: tuple[int, ...] = ()
-    newest_ms: tuple[int, ...] = ()
+    newest_store_ms: tuple[int, ...] = ()
     partition_numbers: tuple[int, ...] = ()
 
     @property
@@ -69,7 +69,7 @@ class RangePartition(InputPartition):
             self.addresses,
             self.mismatched_queues,
             self.queue_ends,
-            self.newest_ms,
+            self.newest_store_ms,
             self.partition_numbers,
         )
 
@@ -153,10 +153,12 @@ def input_partitions(
         ends_and_times = (
             () if end is None else [(end.positions[r.queue], end.newest_store_ms.get(r.queue, 0)) for r in task]
         )
-        queue_ends, newest_ms = zip(*ends_and_times, strict=True) if ends_and_times else ((), ())
+        queue_ends, newest_store_ms = zip(*ends_and_times, strict=True) if ends_and_times else ((), ())
         numbers_of_task = tuple(numbers[r.queue] for r in task) if numbers else ()
         partitions.append(
-            RangePartition(tuple(task), addresses, mismatched_queues_of_task, queue_ends, newest_ms, numbers_of_task)
+            RangePartition(
+                tuple(task), addresses, mismatched_queues_of_task, queue_ends, newest_store_ms, numbers_of_task
+            )
         )
     return partitions
 
@@ -193,7 +195,7 @@ def read_partition(
     ends_and_times = dict(
         zip(
             (r.queue for r in partition.ranges),
-            zip(partition.queue_ends, partition.newest_ms, strict=True),
+            zip(partition.queue_ends, partition.newest_store_ms, strict=True),
             strict=False,  # a batch read has no ends and times
         )
     )
@@ -212,13 +214,13 @@ def read_partition(
             decoded_columns,
             options.include_properties,
             topic_filter,
-            reading_of_ranges.on_holes,
+            reading_of_ranges.usable_answer_counter,
             reading_of_ranges.with_true_ends,
             bad_messages,
         )
         with _with_waiting_advice(broker_name, is_streaming):
             for buffer in reading_of_ranges.fetch():
-                for batch in filter(len, decoder.batches(buffer, _BATCH_BYTES)):
+                for batch in filter(len, decoder.batches(buffer, _TARGET_BATCH_BYTES)):
                     yield (
                         kafka.kafka_batch(batch, columns, broker_name, partition_numbers)
                         if options.kafka_columns
@@ -230,18 +232,20 @@ def read_partition(
 def _recreation_check(
     options: Options, ranges: Sequence[OffsetRange], ends_and_times: Mapping[MessageQueue, tuple[int, int]]
 ) -> RecreatedTopics | None:
-    newest_ms = [ends_and_times[r.queue][1] if r.queue in ends_and_times else 0 for r in ranges]
-    if not any(newest_ms):
+    newest_store_ms = [ends_and_times[r.queue][1] if r.queue in ends_and_times else 0 for r in ranges]
+    if not any(newest_store_ms):
         return None
     # The import is here, because it needs numpy, and commands import this module.
     from rocketmq_spark.pull.recreated import RecreatedTopics
 
-    return RecreatedTopics(ranges, newest_ms, lambda queue: _is_topic_recreated(options, queue, *ends_and_times[queue]))
+    return RecreatedTopics(
+        ranges, newest_store_ms, lambda queue: _is_topic_recreated(options, queue, *ends_and_times[queue])
+    )
 
 
-def _is_topic_recreated(options: Options, queue: MessageQueue, end: int, newest_ms: int) -> bool:
+def _is_topic_recreated(options: Options, queue: MessageQueue, end: int, newest_store_ms: int) -> bool:
     """Whether the topic was created again after the batch was planned: the queue now ends before ``end``, or its message before
-    ``end`` is newer than ``newest_ms``, the newest time that the plan saw.
+    ``end`` is newer than ``newest_store_ms``, the newest time that the plan saw.
     """
     route_reader, offset_reader = session.routes(options), session.offsets(options)
 
@@ -257,7 +261,7 @@ def _is_topic_recreated(options: Options, queue: MessageQueue, end: int, newest_
             if bounds is not None and bounds.max_offset < end:
                 return True
             store_time_ms = fetch_store_time_ms()  # the new topic may have reached this offset since the first request
-        return store_time_ms is not None and store_time_ms > newest_ms
+        return store_time_ms is not None and store_time_ms > newest_store_ms
 
     return Retry(options.num_retries, options.retry_interval).run(has_newer_last_message)
 

@@ -75,22 +75,29 @@ _FIELD_BY_NAME = {row.name: row.field for row in _OPTION_ROWS.values()} | _CONST
 _REQUIRED_NAMES = ("allocationStrategy", "maxRecordsPerPartition", *_CONSTANTS)
 
 
-def logged_partitioning(plan: Mapping[str, Any], present_partitioning: Partitioning) -> tuple[Partitioning, list[str]]:
-    """Return the partitioning that the end offset of a batch records as ``plan``, and the names that this release cannot use.
+def logged_partitioning(
+    partitioning_json: Mapping[str, Any], present_partitioning: Partitioning
+) -> tuple[Partitioning, list[str]]:
+    """Return the partitioning that the end offset of a batch records as ``partitioning_json``, and the names that this release
+    cannot use.
 
     If another release planned the batch, values may be missing, or have unknown names. Missing values come from
     ``present_partitioning``, the partitioning of the present options. Raises ``OffsetError`` for a value that cannot be used.
     """
-    if not plan:
+    if not partitioning_json:
         return present_partitioning, sorted(_FIELD_BY_NAME)
-    values = {_FIELD_BY_NAME[name]: _parse_value(name, value) for name, value in plan.items() if name in _FIELD_BY_NAME}
-    missing_names = {name for name in _REQUIRED_NAMES if name not in plan}
+    values = {
+        _FIELD_BY_NAME[name]: _parse_value(name, value)
+        for name, value in partitioning_json.items()
+        if name in _FIELD_BY_NAME
+    }
+    missing_names = {name for name in _REQUIRED_NAMES if name not in partitioning_json}
     # A checkpoint must not choose code to run: a callable in the log is called only if the options name the same callable.
     strategy = values.get("allocation_strategy", "")
     if ":" in strategy and strategy != present_partitioning.allocation_strategy:
         missing_names.add("allocationStrategy")
     values |= {_FIELD_BY_NAME[name]: getattr(present_partitioning, _FIELD_BY_NAME[name]) for name in missing_names}
-    return Partitioning(**values), sorted(missing_names | (plan.keys() - _FIELD_BY_NAME.keys()))
+    return Partitioning(**values), sorted(missing_names | (partitioning_json.keys() - _FIELD_BY_NAME.keys()))
 
 
 def _parse_value(name: str, value: Any) -> Any:

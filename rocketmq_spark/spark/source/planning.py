@@ -294,7 +294,7 @@ logger = logging.getLogger(__name__)
 _SAMPLE_WEIGHT = 0.2
 # The estimated size of a message while there is no sample. The value is the broker's default maxMessageSize.
 ASSUMED_MESSAGE_BYTES = 4 << 20
-SAMPLED_QUEUES = 4
+MAX_SAMPLED_QUEUES = 4
 
 
 def next_end(start: Offsets, ends: Positions, first_offsets: Positions, max_offsets: int | None = None) -> Offsets:
@@ -435,7 +435,7 @@ def newest_store_ms(positions: Positions, offsets_before: Offsets, bounds: Bound
     exists. After such a read, the time in ``offsets_before`` may be too old. With this time, the message that was read would look
     like a message of a topic that was created again.
     """
-    newest_by_queue = {}
+    store_ms_by_queue = {}
     for queue, position in positions.items():
         newest_read_ms = offsets_before.newest_store_ms.get(queue, 0)
         if (queue_bounds := bounds.get(queue)) is not None:
@@ -447,8 +447,8 @@ def newest_store_ms(positions: Positions, offsets_before: Offsets, bounds: Bound
             )
             newest_read_ms = max(newest_ms, newest_read_ms if is_earlier_time_valid else 0)
         if position > 0 and newest_read_ms > 0:
-            newest_by_queue[queue] = newest_read_ms
-    return newest_by_queue
+            store_ms_by_queue[queue] = newest_read_ms
+    return store_ms_by_queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,7 +515,7 @@ class ReadLimitPolicy:
     def _update_mean_message_bytes(
         self, backlogs: Mapping[MessageQueue, int], fetch_sample: Callable[[MessageQueue], tuple[int, int]]
     ) -> None:
-        sampled_queues = sorted(backlogs, key=lambda queue: -backlogs[queue])[:SAMPLED_QUEUES]
+        sampled_queues = sorted(backlogs, key=lambda queue: -backlogs[queue])[:MAX_SAMPLED_QUEUES]
         samples = [fetch_sample(queue) for queue in sampled_queues]
         message_count = sum(count for _, count in samples)
         if not message_count:

@@ -59,20 +59,20 @@ class RecreationEvidence(enum.Enum):
 _HEALTHY = (RecreationEvidence.SAME, RecreationEvidence.EXPIRED, RecreationEvidence.NO_STORE_TIME)
 
 
-def evidence_of(position: int, newest_read_ms: int, bounds: QueueBounds) -> RecreationEvidence:
-    """Return what the bounds show of a queue that was read up to ``position``. ``newest_read_ms`` is the known store time of the
+def evidence_of(position: int, known_store_ms: int, bounds: QueueBounds) -> RecreationEvidence:
+    """Return what the bounds show of a queue that was read up to ``position``. ``known_store_ms`` is the known store time of the
     queue, or 0.
     """
     if position > bounds.max_offset:
         return RecreationEvidence.ENDS_BEFORE
     if position <= bounds.min_offset:
         return RecreationEvidence.EXPIRED
-    if not newest_read_ms:
+    if not known_store_ms:
         return RecreationEvidence.NO_STORE_TIME
     newest_ms = bounds.last_update_ms
     if newest_ms <= 0:  # a Proxy does not report the store time
         return RecreationEvidence.UNDECIDED
-    if newest_ms <= newest_read_ms:
+    if newest_ms <= known_store_ms:
         return RecreationEvidence.SAME
     return RecreationEvidence.RECREATED if position == bounds.max_offset else RecreationEvidence.UNDECIDED
 
@@ -80,12 +80,12 @@ def evidence_of(position: int, newest_read_ms: int, bounds: QueueBounds) -> Recr
 def evidence_by_queue(offsets: Offsets, bounds: Bounds) -> dict[MessageQueue, RecreationEvidence]:
     """Return the evidence for each queue that has a position and bounds."""
     evidence: dict[MessageQueue, RecreationEvidence] = {}
-    newest_read_ms = offsets.newest_store_ms
+    known_store_times_ms = offsets.newest_store_ms
     same, undecided = RecreationEvidence.SAME, RecreationEvidence.UNDECIDED
     for queue, position in offsets.positions.items():
         if (queue_bounds := bounds.get(queue)) is None:
             continue
-        known_store_ms = newest_read_ms.get(queue, 0)
+        known_store_ms = known_store_times_ms.get(queue, 0)
         min_offset, max_offset, newest_ms = queue_bounds
         # Most queues of a healthy topic are in the first case (no new messages) or in the second case (new messages). Both cases
         # are decided here, because a function call for each queue takes time.
@@ -255,11 +255,11 @@ def _queues_recreated_since_poll(
     if not newer_queues:
         return set()
 
-    def note_error(error: RocketMQError, queue: MessageQueue) -> None:
+    def raise_unless_topic_missing(error: RocketMQError, queue: MessageQueue) -> None:
         if not isinstance(error, TopicNotFound):
             raise error
 
-    current_bounds = offset_reader.bounds(newer_queues, deadline, note_error)
+    current_bounds = offset_reader.bounds(newer_queues, deadline, raise_unless_topic_missing)
     return {
         queue
         for queue in newer_queues
@@ -412,17 +412,17 @@ class RecreationWatch:
         errors: dict[TopicBroker, RocketMQError],
     ) -> list[MessageQueue]:
         """Return those of ``queues`` in which the message before the position is newer than the known store time of the queue."""
-        newest_read_ms = {queue: offsets.newest_store_ms[queue] for queue in queues}
-        if not newest_read_ms:
+        known_store_times_ms = {queue: offsets.newest_store_ms[queue] for queue in queues}
+        if not known_store_times_ms:
             return []
-        deadline = with_client_overhead(deadline, len(newest_read_ms))
+        deadline = with_client_overhead(deadline, len(known_store_times_ms))
 
         def note_error(error: RocketMQError, queue: MessageQueue) -> None:
             errors.setdefault(topic_broker(queue), error)
 
         offset_reader = self._get_offset_reader()
         first_newer_offsets = offset_reader.search_offsets(
-            {queue: read_ms + 1 for queue, read_ms in newest_read_ms.items()}, deadline, note_error
+            {queue: known_ms + 1 for queue, known_ms in known_store_times_ms.items()}, deadline, note_error
         )
         suspected_queues = sorted(
             queue for queue, offset in first_newer_offsets.items() if offset < offsets.positions[queue]
@@ -453,6 +453,6 @@ class RecreationWatch:
             except RocketMQError as e:
                 note_error(e, queue)
                 continue
-            if store_time_ms is not None and store_time_ms > newest_read_ms[queue]:
+            if store_time_ms is not None and store_time_ms > known_store_times_ms[queue]:
                 queues_with_newer_message.append(queue)
         return queues_with_newer_message

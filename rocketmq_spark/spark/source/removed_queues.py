@@ -40,7 +40,7 @@ class RemovedQueues:
         self._timeout_s = timeout_s
         self._note_error = note_error
         self._answers: dict[TopicBroker, _Answer] = {}
-        self._next_retry_by_broker: dict[str, float] = {}
+        self._next_retry_s_by_broker: dict[str, float] = {}
 
     def ends(
         self,
@@ -78,7 +78,7 @@ class RemovedQueues:
             and now_s < answer.valid_until_s
         ):
             return answer.ends
-        if now_s < self._next_retry_by_broker.get(pair[1], 0.0):
+        if now_s < self._next_retry_s_by_broker.get(pair[1], 0.0):
             return {}
         queues_to_ask = frozenset(queues) | (
             answer.queues if answer.route_and_connection == route_and_connection else frozenset()
@@ -86,7 +86,7 @@ class RemovedQueues:
         try:
             ends = self._fetch_ends(offset_reader, *pair, sorted(queues_to_ask))
         except RocketMQError as e:
-            self._next_retry_by_broker[pair[1]] = self._clock.now() + 5 * (self._clock.now() - now_s)
+            self._next_retry_s_by_broker[pair[1]] = self._clock.now() + 5 * (self._clock.now() - now_s)
             self._note_error(e)
             return {}
         self._answers[pair] = _Answer(self._clock.now() + _ANSWER_VALID_S, route_and_connection, queues_to_ask, ends)

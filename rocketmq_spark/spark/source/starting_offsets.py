@@ -38,7 +38,7 @@ def check_start_and_end(options: Options, role: str) -> None:
             for queue, number in options.ending_offsets.items()
             if number == EARLIEST
         ]
-    if starting_value == "committed" and "group" not in options.given:
+    if starting_value == "committed" and "group" not in options.given_fields:
         problems.append("option 'startingOffsets' is 'committed'; give the group with option 'group'")
     problems += _time_order_problems(options)
     if problems:
@@ -152,11 +152,13 @@ def _starts_at_times(
 ) -> dict[MessageQueue, int]:
     starts = _offsets_at_times(offset_reader, options.group, bounds, times, deadline)
     # An empty queue has no message that is older than the time, so it is no error that this queue starts at its end.
-    older_queues = sorted(q for q, offset in starts.items() if bounds[q].min_offset < bounds[q].max_offset <= offset)
-    if older_queues and options.starting_offsets_by_timestamp_strategy == "error":
+    queues_before_time = sorted(
+        q for q, offset in starts.items() if bounds[q].min_offset < bounds[q].max_offset <= offset
+    )
+    if queues_before_time and options.starting_offsets_by_timestamp_strategy == "error":
         raise OffsetError(
-            f"option {option!r}: {queues_text(older_queues)} {'has' if len(older_queues) == 1 else 'have'} no message "
-            "stored at or after the time",
+            f"option {option!r}: {queues_text(queues_before_time)} "
+            f"{'has' if len(queues_before_time) == 1 else 'have'} no message stored at or after the time",
             remedy="Give an earlier time, or set 'startingOffsetsByTimestampStrategy' to 'latest' to start at the end",
         )
     return starts

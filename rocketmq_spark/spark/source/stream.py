@@ -93,7 +93,7 @@ class Stream:
         # The end that ``latestOffset`` returned last.
         self._last_end: Offsets | None = None
         # Whether the checkpoint and the options were checked in this run, and whether brokers checked the filter.
-        self._is_validated = False
+        self._has_checked_options = False
         self._is_filter_checked = False
         self._recreation_watch = self._new_watch()
 
@@ -132,7 +132,7 @@ class Stream:
         newest_store_ms |= recreation_watch.newest_store_ms(
             Offsets(start_positions), bounds, Deadline.after(options.request_timeout)
         )
-        self._is_validated = True
+        self._has_checked_options = True
         offsets = Offsets(
             start_positions,
             {},
@@ -152,7 +152,7 @@ class Stream:
         if self._initial_start is not None and (error := self._initial_start.error_of(start)) is not None:
             raise error
         wait_limits = WaitLimits.of_batch(self._options, has_waited_for_topics=self._initial_start is not None)
-        if not self._is_validated:
+        if not self._has_checked_options:
             retry_until(self._bounds_reader, lambda: self._validate(start), wait_limits)
         if self._target.must_fetch_ends:
             self._bounds_reader.set_checkpoint_offsets(start, self._target.ends)
@@ -191,7 +191,7 @@ class Stream:
             # An empty batch logs the numbers of the repeated batch now, because the next batch with messages may come days later,
             # in another run.
             queue_runs = self._partition_numbers.queue_runs_between(start, start.positions)
-            return replace(start, new_queue_starts={}, partitions=queue_runs)
+            return replace(start, new_queue_starts={}, queue_runs=queue_runs)
         if last_plan is not None and last_plan.is_idle_for(view):
             if view.poll_number != last_plan.view.poll_number:
                 self._recreation_watch.note_unchanged()
@@ -353,9 +353,9 @@ class Stream:
             end,
             newest_store_ms={**end.newest_store_ms, **newest_store_ms} if newest_store_ms else end.newest_store_ms,
             source_identity=self._source_identity(),
-            environment=self._bounds_reader.owned_queues.environment_numbers,
-            plan=self._partitioning_json,
-            partitions=self._partition_numbers.queue_runs_between(start, end.positions),
+            environment_numbers=self._bounds_reader.owned_queues.environment_numbers,
+            partitioning_json=self._partitioning_json,
+            queue_runs=self._partition_numbers.queue_runs_between(start, end.positions),
         )
         reads_all = self._target.ends is None and (max_offsets is None or sum(backlogs.values()) <= max_offsets)
         if reads_all and self._is_complete(end, view) and planning.has_store_times(view):
@@ -460,7 +460,9 @@ class Stream:
 
         A batch of one row is one task with any options, so there is no warning for such a batch.
         """
-        logged_partitioning, unusable_names = partitioning.logged_partitioning(end.plan, self._partitioning)
+        logged_partitioning, unusable_names = partitioning.logged_partitioning(
+            end.partitioning_json, self._partitioning
+        )
         if unusable_names and sum(r.size for r in ranges) > 1:
             self._warn_once(
                 "partitioning",
@@ -489,7 +491,7 @@ class Stream:
             result = watch.check(logged_end, view.master_bounds(), planning_deadline(self._options), view.connections)
             for error in result.errors.values():
                 raise error
-            if not self._is_validated:
+            if not self._has_checked_options:
                 self._check_options(known_offsets, view.bounds)
             return view, result.recreated_queues
 
@@ -520,8 +522,8 @@ class Stream:
         options = self._options
         self._check_filter(bounds)
         _warn_if_no_topic(options, bounds)
-        self._is_validated = True
-        if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
+        self._has_checked_options = True
+        if options.given_fields & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
             logger.warning("the query continues from its checkpoint; starting options have no effect")
         filter_before, filter_now = (
             checkpoint_identity.filter_of(start.source_identity),

@@ -49,7 +49,7 @@ def test_a_free_folder_is_emptied_and_one_in_use_left_alone(tmp_path):
     assert free() == first == tmp_path / "run-1"
     assert not (first / "checkpoint").exists()
     (first / "broker").mkdir()
-    claim = workspace.reserve(tmp_path / "claims", first / "broker", keep=True)
+    claim = workspace.reserve(tmp_path / "claims", first / "broker", keeps_data=True)
     assert free() == tmp_path / "run-2"
     assert (first / "broker").exists()
     claim.release(delete=False)

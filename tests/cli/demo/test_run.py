@@ -128,7 +128,7 @@ def test_a_run_without_progress_fails_with_its_phase_and_remedy():
     run.state.phase, run.state.read, run.state.closing = "ending the last windows", 11, 1
     demo = demo_of(run)
     demo._check_progress(has_changed=False)
-    demo._changed_s -= 200
+    demo._last_progress_s -= 200
     with pytest.raises(RocketMQError) as error:
         demo._check_progress(has_changed=False)
     assert "ending the last windows: nothing has changed for 180 s; 10 of 10 orders are read" in str(error.value)

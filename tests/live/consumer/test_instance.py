@@ -116,7 +116,7 @@ def test_strategy_that_raises_is_the_trouble_of_its_group_alone(members: Members
 
 
 def test_new_queues_are_owned_once_their_route_is_old(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.client.routes.ROUTE_AGE_S", 0.0)
+    monkeypatch.setattr("rocketmq_spark.client.routes.ROUTE_MAX_AGE_S", 0.0)
     consumer = members.start(rebalance_interval_s=1.0)
     eventually(lambda: members.owned(consumer) == 8, 60)
     members.mq.create_topic(members.topic, 11, resize=True)

@@ -27,7 +27,7 @@ LONGER_S = 60.0  # than anything that has a deadline takes, on a busy machine
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Routes are asked for with each rebalance."""
-    monkeypatch.setattr("rocketmq_spark.client.routes.ROUTE_AGE_S", 0.0)
+    monkeypatch.setattr("rocketmq_spark.client.routes.ROUTE_MAX_AGE_S", 0.0)
 
 
 class Troubled(Members):

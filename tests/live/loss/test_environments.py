@@ -59,7 +59,9 @@ def test_task_sends_to_queue_of_driver_despite_lost_broker(pair, tmp_path, monke
     eventually(lambda: "broker-a" not in pair.admin.routes.cluster(), 60)
     session.close_all()  # as a worker that was started only now, and knows nothing
     writer, tried, judge = pickle.loads(sent), threading.Event(), RetryState.next_action
-    monkeypatch.setattr(RetryState, "next_action", lambda one, *of: (judge(one, *of), one.brokers and tried.set())[0])
+    monkeypatch.setattr(
+        RetryState, "next_action", lambda one, *of: (judge(one, *of), one.tried_brokers and tried.set())[0]
+    )
     with ThreadPoolExecutor(1) as pool:
         written = pool.submit(writer.write, iter([frame(body=["mine"])]))
         eventually(lambda: written.done() if spooled else tried.is_set(), 60)

@@ -25,7 +25,7 @@ from tests.helpers import freeze, indexed, killed, total
 from tests.live.producer.recording import RecordingSender, recorded
 from tests.witness import JavaPeer
 
-QUICK = FaultTables(isolated_ms=550)  # a failure isolates for the two seconds of a slow send, not for ten
+QUICK = FaultTables(failure_latency_ms=550)  # a failure isolates for the two seconds of a slow send, not for ten
 
 
 @pytest.fixture

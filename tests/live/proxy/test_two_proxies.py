@@ -88,7 +88,7 @@ def bring_up_another_proxy(mq: LocalBroker) -> None:
     def make(port: int) -> processes.Program:
         jars, conf = members.start_settings.proxy_jars, members.start_settings.proxy_conf
         return members._with_flags(
-            servers.proxy(members.workspace.data / "second", jars, port, members.name_server, conf)
+            servers.prepare_proxy(members.workspace.data / "second", jars, port, members.name_server, conf)
         )
 
     members.workspace.bring_up(
