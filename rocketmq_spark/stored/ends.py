@@ -74,10 +74,6 @@ class QueueEnds:
             {**further_times, **self.stored_ms},
         )
 
-    def ends_of_broker(self, name: str, end_offsets: Mapping[MessageQueue, int]) -> QueueEnds:
-        """The ends in ``end_offsets``, all on the broker ``name``, with the noted master of this broker."""
-        return QueueEnds(end_offsets, {name: self.masters[name]})
-
     def ends_of_queues(self, queues: Iterable[MessageQueue]) -> QueueEnds:
         """The ends of ``queues``. Queues without a noted end are omitted."""
         kept_queues = {queue for queue in queues if queue in self.end_offsets}
