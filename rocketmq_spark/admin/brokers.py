@@ -229,7 +229,11 @@ def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> 
     """
     address = masters_of(tools.admin.cluster(), [broker])[broker]
     if not tools.rpc_client.is_private(address):
-        logger.warning("without TLS, it stays unknown whether broker %s accepted %s", broker, ", ".join(sorted(values)))
+        logger.warning(
+            "without TLS, the settings are not read back, so it is unknown whether broker %s accepted %s",
+            broker,
+            ", ".join(sorted(values)),
+        )
         tools.admin.update_broker_config(broker, values)
         return {}
     old_settings = tools.admin.broker_config(broker)

@@ -1,7 +1,8 @@
 """Coalesces checks of half messages: while the user's function decides about a message, further checks of the message wait for
 the result, and do not call the function again.
 
-A broker repeats its check, and a send that was retried may have stored several copies of a half message.
+There are further checks because a broker repeats its check, and because a retried send may have stored several copies of the half
+message.
 """
 
 from __future__ import annotations

@@ -490,7 +490,7 @@ def set_mode(path: Path, mode: int) -> None:
 
 
 def revoke_write(path: Path) -> bool:
-    """Take the right to write to ``path`` from other users. Returns False if other users keep this right. Raises ``OSError`` if
+    """Revoke the right of other users to write to ``path``. Returns False if other users keep this right. Raises ``OSError`` if
     nothing exists at ``path``.
     """
     try:

@@ -66,8 +66,8 @@ def text_findings(text: str) -> Iterator[KafkaFinding]:
     text_without_comments = _COMMENT.sub("//", text)
     first_line = 1
     for statement in _STATEMENT.finditer(text_without_comments):
-        for line, kafka, replacement in _statement_findings(statement[0]):
-            yield first_line + line, kafka, replacement
+        for line, kafka_text, replacement in _statement_findings(statement[0]):
+            yield first_line + line, kafka_text, replacement
         first_line += statement[0].count("\n")
 
 
@@ -79,7 +79,9 @@ def sql_findings(text: str, line: int) -> Iterator[KafkaFinding]:
     is_computed = create_match is not None and _COMPUTED_SQL.search(text, create_match.start())
     is_kafka = create_match is not None and _USING_KAFKA.search(text, create_match.start())
     if is_kafka or is_computed or _ROCKETMQ_FORMAT.search(text):
-        yield from ((line + number - 1, kafka, replacement) for number, kafka, replacement in text_findings(text))
+        yield from (
+            (line + number - 1, kafka_text, replacement) for number, kafka_text, replacement in text_findings(text)
+        )
 
 
 def _is_within(spans: list[tuple[int, int]], position: int) -> bool:

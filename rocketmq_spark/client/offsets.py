@@ -61,7 +61,7 @@ class RemotingOffsetReader:
     def __init__(self, broker_client: BrokerClient) -> None:
         self.broker_client = broker_client
         self.rpc_client = broker_client.rpc_client
-        self._stats: dict[tuple[str, str], _Stats] = {}
+        self._stats_by_broker_and_topic: dict[tuple[str, str], _Stats] = {}
         # The approximate number of queues with cached statistics, and the number above which some statistics are removed.
         self._queue_count, self._sweep_threshold = 0, _SWEEP_ABOVE_QUEUES
 
@@ -104,7 +104,9 @@ class RemotingOffsetReader:
         ):
             key = command.broker_name, command.topic
             if answer is None:
-                bounds.update(self._stats[key].bounds if key in self._stats else {})
+                bounds.update(
+                    self._stats_by_broker_and_topic[key].bounds if key in self._stats_by_broker_and_topic else {}
+                )
                 continue
             if isinstance(answer, NotSupported):
                 return self.bounds_by_queue(sorted_queues, deadline, on_error)
@@ -117,7 +119,7 @@ class RemotingOffsetReader:
             if not isinstance(outcome, RocketMQError):
                 bounds.update(outcome)
                 continue
-            self._stats.pop(key, None)
+            self._stats_by_broker_and_topic.pop(key, None)
             if on_error is None:
                 raise outcome
             on_error(outcome, first_queue_by_key[key])
@@ -133,7 +135,7 @@ class RemotingOffsetReader:
         queues are cached, because a broker may report any number of queues.
         """
         key = command.broker_name, command.topic
-        cached_stats, digest = self._stats.get(key), hashlib.blake2b(body).digest()
+        cached_stats, digest = self._stats_by_broker_and_topic.get(key), hashlib.blake2b(body).digest()
         if cached_stats is None or cached_stats.digest != digest or not requested_queues <= cached_stats.queues:
             stats = bodies.topic_stats(command.topic, body)
             broker_names = {queue.broker_name for queue in stats}
@@ -158,12 +160,12 @@ class RemotingOffsetReader:
             }
             self._queue_count += len(kept_queues) - (0 if cached_stats is None else len(cached_stats.queues))
             if self._queue_count > self._sweep_threshold:
-                self.broker_client.remove_unrouted_entries(self._stats)
+                self.broker_client.remove_unrouted_entries(self._stats_by_broker_and_topic)
                 self._queue_count = len(kept_queues) + sum(
-                    len(stats_of_topic.queues) for stats_of_topic in list(self._stats.values())
+                    len(stats_of_topic.queues) for stats_of_topic in list(self._stats_by_broker_and_topic.values())
                 )
                 self._sweep_threshold = _SWEEP_ABOVE_QUEUES + 2 * self._queue_count
-            cached_stats = self._stats[key] = _Stats(digest, bounds, frozenset(kept_queues))
+            cached_stats = self._stats_by_broker_and_topic[key] = _Stats(digest, bounds, frozenset(kept_queues))
         return cached_stats.bounds
 
     def bounds_by_queue(

@@ -387,8 +387,8 @@ class Routes:
         self._name_servers.rpc_client.pool.advertise(addresses, peer)
 
     def _with_acting_masters(self, route: TopicRoute, deadline: Deadline | None) -> TopicRoute:
-        """Return the route with ``has_acting_master`` corrected. A broker is an acting master if the list of all brokers has
-        another address as the master of the broker.
+        """Return the route with ``has_acting_master`` corrected. A master in the route is an acting master if the list of all
+        brokers has another address for the master with this broker name.
 
         A route does not distinguish an acting master from the master of a topic that is not writable. If the list cannot be
         fetched now, brokers that look like acting masters count as acting masters. If servers cannot list brokers, no broker

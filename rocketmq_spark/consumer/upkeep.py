@@ -328,7 +328,7 @@ class Upkeep:
     def on_reset(self, queue: MessageQueue, offset: int, was_released: bool = True) -> None:
         """Apply a reset of a queue that is not assigned, on the timer.
 
-        With ``was_released``, the answer to a pull of a released queue reported the reset. No other pull reports the reset
+        ``was_released`` means that the reset came with the answer to a pull of a released queue. No other pull reports the reset
         again, so the offset is committed for the next owner. Without ``was_released``, a broker reported the reset to all
         members, and the reset matters only if a rebalance is acquiring the queue.
         """

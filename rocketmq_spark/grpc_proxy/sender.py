@@ -101,7 +101,7 @@ class ProxySender:
         return False
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage:
-        """Return what the cached route shows: the Proxy reports only the message types that the topic accepts."""
+        """Return what the message types in the cached route show, because the Proxy reports nothing else about the storage."""
         route = self._routes.get(topic)
         return BatchStorage(needs_group=route is not None and route.types == {MessageType.FIFO})
 

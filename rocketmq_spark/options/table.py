@@ -104,8 +104,8 @@ _TIMES_EXAMPLE = '{"orders":{"broker-a":{"0":1767225600000}}}'
 _PULL = ("pull consumer",)
 _PUSH = ("consumer",)
 _CONSUME = ("consumer", "pull consumer")
-# All roles. This tuple is another object than ``_ALL``, because ``_ALL`` marks connection options, and options about queues are
-# not connection options.
+# The roles of ``_ALL`` in another order. An option whose roles equal ``_ALL`` is a connection option, and options about queues
+# are not connection options.
 _QUEUES = (*_CONSUME, *_SOURCE, *_WRITE, "simple consumer", "cluster admin")
 
 

@@ -108,7 +108,7 @@ class FaultTable:
         self.tables = tables
         self.enabled = enabled
         self.detecting = detecting
-        self.faults: dict[str, BrokerHealth] = {}
+        self.faults: dict[str, BrokerHealth] = {}  # by broker name; includes brokers in good health
         self._lock = threading.Lock()
 
     def report(self, broker: str, latency_ms: int, now_ms: int, isolated: bool = False, reachable: bool = True) -> None:

@@ -345,7 +345,7 @@ def _empty_answer(command: Command) -> EmptyAnswer:
         except ValueError:
             value = _LONG_LIMIT
         if not -_LONG_LIMIT <= value < _LONG_LIMIT:
-            raise RemoteProtocolError(f"the answer to a pull has {name} = {text[:80]!r}")
+            raise RemoteProtocolError(f"the answer to a pull has {name} = {text[:80]!r}, which is no 64-bit number")
         return value
 
     return EmptyAnswer(

@@ -68,14 +68,14 @@ def usual_messages(data: bytes, start: int, end: int, queue: MessageQueue) -> li
     while position < data_length:
         if position > last_position:
             return None
-        size, magic, offset, sys_flag, length = unpack(data, position)
+        size, magic, offset, sys_flag, body_length = unpack(data, position)
         body_at = position + head_length
-        body_end, message_end = body_at + length, position + size
+        body_end, message_end = body_at + body_length, position + size
         if (
             magic != _V1
             or sys_flag & _UNUSUAL_FLAGS
             or offset < start
-            or length < 0
+            or body_length < 0
             or not body_end < message_end <= data_length
         ):
             return None

@@ -249,7 +249,7 @@ class TestOverANetworkThatOthersCanRead:
         tools.pool.connect_options = replace(tools.pool.connect_options, allow_plain_text=allow_plain_text)
         assert brokers.update_config(tools, "broker-a", {"fileReservedTime": "72"}) == {}
         assert (len(broker.seen(Request.UPDATE_BROKER_CONFIG)), broker.seen(CONFIG)) == (1, [])
-        assert "without TLS, it stays unknown whether broker broker-a accepted fileReservedTime" in caplog.text
+        assert "so it is unknown whether broker broker-a accepted fileReservedTime" in caplog.text
 
 
 def test_policies(broker: MockBroker, second: MockBroker, tools: Parts) -> None:

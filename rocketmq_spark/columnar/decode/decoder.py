@@ -299,7 +299,7 @@ def _portions(row_count: int, size: int, portion_bytes: int | None) -> list[slic
     return [slice(start, start + step) for start in range(0, max(1, row_count), step)]
 
 
-def _drop_before_start(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
+def _drop_before_start(stored: StoredMessages, unwrapped: StoredMessages) -> StoredMessages:
     """Drops messages of inner batches if their offsets are before the start of the answer. Brokers return whole batches, so the
     first messages of a batch may be before the start. Messages outside of batches are kept, because their offsets can only be
     before the start if a damaged message has shifted the broker's index of the queue (the consume queue).
@@ -309,11 +309,11 @@ def _drop_before_start(stored: StoredMessages, messages: StoredMessages) -> Stor
         stored.fixed_field("queueOffset") < starts[stored.answer_of_row]
     )
     if not may_start_early.any():
-        return messages
-    is_before_start = may_start_early[messages.record_of_row] & (
-        messages.fixed_field("queueOffset") < starts[messages.answer_of_row]
+        return unwrapped
+    is_before_start = may_start_early[unwrapped.record_of_row] & (
+        unwrapped.fixed_field("queueOffset") < starts[unwrapped.answer_of_row]
     )
-    return messages.keep(~is_before_start)
+    return unwrapped.keep(~is_before_start)
 
 
 def _drop_after_end(messages: StoredMessages, correct_ends: CorrectEnds | None) -> StoredMessages:

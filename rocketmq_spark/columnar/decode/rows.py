@@ -215,7 +215,7 @@ def check_each_answer(fetched: FetchedAnswers) -> list[AnswerCheck]:
 def usable_answers(
     fetched: FetchedAnswers, count_usable_answers: CountUsableAnswers, correct_ends: CorrectEnds
 ) -> list[FetchedAnswer]:
-    """The answers that may be used, with limits that match the offsets inside their messages."""
+    """Return the answers that may be used. If messages of an answer may have offsets beyond its limit, the limit is corrected."""
     checks = check_each_answer(fetched)
     count = count_usable_answers(fetched.answers, [hole for check in checks for hole in check.holes])
     return with_correct_ends(fetched.answers[:count], [check.exceeds_limit for check in checks[:count]], correct_ends)

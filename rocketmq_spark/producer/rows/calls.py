@@ -84,8 +84,8 @@ class CallTools(NamedTuple):
 
 
 class RowCall:
-    """Implements ``sender.RowOwner``. ``make_bad_rows`` takes the number of a portion's first row, and returns the collector of
-    the portion's bad rows.
+    """One call that sends rows; implements ``sender.RowOwner``. ``make_bad_rows`` takes the number of a portion's first row, and
+    returns the collector of the portion's bad rows.
     """
 
     def __init__(self, tools: CallTools, options: Options, make_bad_rows: Callable[[int], BadRows]) -> None:

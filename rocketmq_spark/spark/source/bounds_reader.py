@@ -178,8 +178,9 @@ class BoundsReader:
 
     def partition_queues(self, topics: Iterable[str], numbered_topics: Container[str] = ()) -> list[MessageQueue]:
         """Return the queues of ``topics`` that get a number as Kafka's partitions. The result also has the queues of brokers that
-        the route does not list now, because their numbers may precede those of listed queues. For a topic in
-        ``numbered_topics``, the result omits unlisted queues, because each new queue of such a topic gets the next number.
+        the route does not list now, because their numbers may precede those of listed queues. In a topic of
+        ``numbered_topics``, the queues have their numbers already, and a new queue gets the next number. So the result omits
+        unlisted queues of such a topic.
         """
         routed_queues = [
             queue

@@ -430,8 +430,8 @@ class RecreationWatch:
         last_read_offsets = {
             queue: offsets.positions[queue] - 1 for queue in suspected_queues if topic_broker(queue) not in errors
         }
-        # Old brokers answer with the nearest message, so several hundred queues may be suspected. One call fetches the store
-        # times of all suspected queues.
+        # Old brokers answer a search by time with the nearest message, so several hundred queues may be suspected without
+        # reason. One call fetches the store times of all suspected queues.
         store_times_ms = (
             offset_reader.store_times_ms(self._group, last_read_offsets, deadline) if last_read_offsets else {}
         )
