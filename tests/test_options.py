@@ -256,11 +256,11 @@ def test_a_name_and_its_alias_are_one_option():
 
 
 def test_what_spark_passes_is_tolerated():
-    assert options.parse({"checkpointLocation": "c", "QueryName": "q", **SERVER}).given == {"name_server"}
+    assert options.parse({"checkpointLocation": "c", "QueryName": "q", **SERVER}).given_fields == {"name_server"}
 
 
 def test_none_is_not_given():
-    assert options.parse({"subscribe": None, **SERVER}).given == {"name_server"}
+    assert options.parse({"subscribe": None, **SERVER}).given_fields == {"name_server"}
 
 
 def test_python_values_take_the_same_road():

@@ -19,7 +19,7 @@ from rocketmq_spark.errors import OptionError
 from tests.test_house import modules
 
 # Which docstring describes the arguments that a method shares with another one.
-_SHARED = re.compile(r"arguments are those of ``(\w+)``")
+_SHARED = re.compile(r"arguments\s+are\s+those\s+of\s+``(\w+)``")
 
 
 def public() -> Iterator[tuple[str, object]]:

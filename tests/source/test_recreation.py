@@ -468,7 +468,7 @@ def test_a_mark_of_a_backlog_is_no_older_than_what_was_read():
         (MARK + 6, {}),
     ],
 )
-def test_mark_of_a_topic_created_again_after_the_poll_is_not_used(newest_ms, marks):
+def test_mark_of_a_topic_created_again_after_a_poll_is_unused(newest_ms, marks):
     """With its mark, nothing would show that the messages before the batch are another topic's."""
     read, bounds = Offsets({B: 10}), {B: QueueBounds(0, 30, MARK)}
     brokers = Brokers({}, {(B, 9): MARK + 5})
