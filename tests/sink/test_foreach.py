@@ -279,7 +279,7 @@ def test_checkpoint_with_a_finished_batch_is_of_another_query(tmp_path: Path) ->
     (path / "commits" / "0").write_text("v1\n{}")
     for number in (0, None):
         with (
-            pytest.raises(OptionError, match=r"batch 0 .* is finished") as e,
+            pytest.raises(OptionError, match=r"has already finished batch 0") as e,
             foreach._registered_write(frame, batch._replace(number=number, write_name="other"), ["orders"]),
         ):
             pytest.fail("it is not begun")
