@@ -39,7 +39,7 @@ def test_queue_options_are_refused_for_consumer_over_grpc():
     assert of_consumers.keys() - refused == understood
     for field in refused:
         name = next(row.name for row in options.TABLE if row.field == field)
-        given = dataclasses.replace(options.parse(GRPC), given=frozenset({field}))
+        given = dataclasses.replace(options.parse(GRPC), given_fields=frozenset({field}))
         with pytest.raises(OptionError, match=f"option '{name}' cannot be used with transport=grpc"):
             given.for_role("consumer")
 

@@ -53,14 +53,14 @@ class AsyncHalfMessage:
     """A half message of ``Producer.transaction`` or ``Producer.send_half``; see ``rocketmq_spark.HalfMessage``.
 
     Args:
-        half_message: The half message that this wraps.
-        call_on_thread: Runs a function on a thread.
+        half: The half message that this wraps.
+        call: Runs a function on a thread.
     """
 
-    def __init__(self, half_message: HalfMessage, call_on_thread: Callable[..., Any]) -> None:
-        self._half_message = half_message
-        self._call_on_thread = call_on_thread
-        self.message, self.result = half_message.message, half_message.result
+    def __init__(self, half: HalfMessage, call: Callable[..., Any]) -> None:
+        self._half_message = half
+        self._call_on_thread = call
+        self.message, self.result = half.message, half.result
 
     @property
     def state(self) -> HalfState:

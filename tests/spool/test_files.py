@@ -51,7 +51,7 @@ def test_new_log_file_syncs_all_log_files_then_only_newest(tmp_path: Path, monke
     (tmp_path / "000004.log").unlink()
     versions.number = 3
     wal.sync(versions)
-    assert list(wal._files) == ["000007.log"]
+    assert list(wal._descriptor_by_name) == ["000007.log"]
     for name in ("999999.log", "1000003.log"):
         (tmp_path / name).touch()
     versions.number = 4

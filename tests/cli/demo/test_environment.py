@@ -92,7 +92,7 @@ INTERRUPTED = """
 import signal, sys
 from rocketmq_spark.cli.demo import environment
 
-environment._STOP_WITHIN_S = int(sys.argv[1])
+environment._STOP_TIMEOUT_S = int(sys.argv[1])
 with environment.interruptible():
     try:
         print("running", flush=True)
