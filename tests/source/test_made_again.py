@@ -56,10 +56,10 @@ def log(at, marked=True, **more):
     return json.dumps({**marks, **more, "topics": nested(at), "v": 1}, separators=(",", ":"))
 
 
-def younger(call):
+def younger(call, store_ms=2 * MARK):
     """All messages of the topic are new ones."""
     return ok(
-        store("t", b"x", queue_offset=int(call.ext("queueOffset")), store_ms=2 * MARK),
+        store("t", b"x", queue_offset=int(call.ext("queueOffset")), store_ms=store_ms),
         nextBeginOffset=0,
         minOffset=0,
         maxOffset=0,
@@ -194,8 +194,12 @@ def test_queue_end_refilled_while_a_batch_waits_is_still_lost(scripted, minimum,
 @pytest.mark.parametrize("first", [True, False])
 def test_a_clock_that_was_put_back_makes_no_topic_again(scripted, first):
     """What the query has read is of before that and younger than the newest message, until new ones are younger again."""
+
+    def pull(call):
+        return younger(call, {99: MARK, 100: MARK + 1}.get(int(call.ext("queueOffset")), 2 * MARK))
+
     scripted.on(STATS, stats({A: (0, 100)}, MARK))
-    scripted.on(PULL, younger)
+    scripted.on(PULL, pull)
     scripted.on(SEARCH, ok(offset=5))
     given = {"maxOffsetsPerTrigger": 20, "startingOffsets": '{"t":{"broker-a":{"0":10}}}', **QUICK}
     logged = None if first else log({A: 9}, marked=False)

@@ -148,7 +148,6 @@ class Brokers:
 
     def __init__(self, younger, stored=(), silent=()):
         self.younger, self.stored, self.silent, self.asked = younger, dict(stored), silent, []
-        self.newest, self.asked_bounds = {}, []
         self.connections = Counter()
 
     def connection(self, broker_name):
@@ -161,16 +160,12 @@ class Brokers:
                 on_error(CallTimeout("no answer"), queue)
         return {queue: self.younger[queue] for queue in times_ms if queue.broker_name not in self.silent}
 
-    def bounds(self, queues, deadline, on_error):
-        self.asked_bounds.append(list(queues))
-        return {queue: self.newest.get(queue, QueueBounds(0, 30, MARK)) for queue in queues}
-
     def store_time_ms(self, group, queue, offset, deadline):
         if "pull" in self.silent:
             raise CallTimeout("no answer")
         return self.stored.get((queue, offset))
 
-    def store_times_ms(self, group, offsets, deadline):
+    def store_times_ms(self, group, offsets, deadline, on_error=None):
         asked = {queue: self.stored.get((queue, offset)) for queue, offset in offsets.items()}
         return {queue: ms for queue, ms in asked.items() if ms is not None and "pull" not in self.silent}
 
@@ -217,7 +212,8 @@ def test_reconnect_after_the_bounds_of_a_start_counts():
 
 def test_store_time_from_a_broker_that_restarted_is_no_mark():
     """It may be that of a new message, and then nothing would show that the old one is lost."""
-    brokers, read = Brokers({B: 5}, {(B, 9): 2 * MARK}), Offsets({B: 10}, newest_store_ms={B: MARK})
+    brokers = Brokers({B: 5}, {(B, 9): 2 * MARK, (B, 29): MARK})
+    read = Offsets({B: 10}, newest_store_ms={B: MARK})
     bounds, watch = {B: QueueBounds(0, 30, MARK)}, watching(brokers)
     looked(brokers, read, bounds, watch)
     assert watch.newest_store_ms(read, bounds, Deadline.after(1)) == {B: 2 * MARK}
@@ -452,7 +448,7 @@ def test_a_mark_of_a_backlog_is_no_older_than_what_was_read():
     assert queues_needing_store_time(read, bounds) == [B]
     assert queues_needing_store_time(read, dict.fromkeys(bounds, QueueBounds(10, 30, MARK))) == []
     for stored_ms, mark in ((MARK + 5, MARK + 5), (400, MARK)):
-        brokers = Brokers({B: 7}, {(B, 9): stored_ms})
+        brokers = Brokers({B: 7}, {(B, 9): stored_ms, (B, 29): MARK})
         marks = watching(brokers).newest_store_ms(read, bounds, Deadline.after(1))
         assert marks == {B: mark}
         # New messages come; the one before the position is younger than the newest one was.
@@ -466,22 +462,33 @@ def test_a_mark_of_a_backlog_is_no_older_than_what_was_read():
         (MARK, {B: MARK + 5}),  # the clock was put back
         (MARK + 5, {}),  # another topic's message is there since the poll
         (MARK + 6, {}),
+        (None, {}),
     ],
 )
 def test_mark_of_a_topic_created_again_after_a_poll_is_unused(newest_ms, marks):
     """With its mark, nothing would show that the messages before the batch are another topic's."""
     read, bounds = Offsets({B: 10}), {B: QueueBounds(0, 30, MARK)}
-    brokers = Brokers({}, {(B, 9): MARK + 5})
-    brokers.newest = {B: QueueBounds(0, 30, newest_ms)}
+    brokers = Brokers({}, {(B, 9): MARK + 5, (B, 29): newest_ms})
     assert watching(brokers).newest_store_ms(read, bounds, Deadline.after(1)) == marks
-    assert brokers.asked_bounds == [[B]]
 
 
 def test_only_a_mark_newer_than_the_queue_is_checked():
     read, brokers = Offsets({A: 10, B: 10}), Brokers({}, {(A, 9): MARK - 5, (B, 9): 77})
     bounds = {A: QueueBounds(0, 30, MARK), B: QueueBounds(0, 30, 0)}  # a Proxy tells no times
     assert watching(brokers).newest_store_ms(read, bounds, Deadline.after(1)) == {A: MARK, B: 77}
-    assert brokers.asked_bounds == []
+
+
+def test_a_plan_waits_for_the_broker_that_may_have_another_topic(monkeypatch):
+    read, bounds, brokers = Offsets({B: 10}), {B: QueueBounds(0, 30, MARK)}, Brokers({}, {(B, 9): MARK + 5})
+
+    def times(group, offsets, deadline, on_error=None):
+        if on_error is not None:
+            on_error(CallTimeout("no answer"), B)
+        return {B: MARK + 5}
+
+    monkeypatch.setattr(brokers, "store_times_ms", times)
+    with pytest.raises(CallTimeout):
+        watching(brokers).newest_store_ms(read, bounds, Deadline.after(1))
 
 
 # --- against a model
@@ -529,7 +536,7 @@ class Model(RuleBasedStateMachine):
         for topic in "tu":
             for broker in brokers:
                 self.reach(broker)
-                bounds |= self.bounds([queue for queue in QUEUES if queue[:2] == (topic, broker)])
+                bounds |= {queue: self.bounds(queue) for queue in QUEUES if queue[:2] == (topic, broker)}
             during()
         return bounds, dict(zip(brokers, zip(before, map(self.connection, brokers), strict=True), strict=True))
 
@@ -643,10 +650,7 @@ class Model(RuleBasedStateMachine):
         position = self.offsets.positions[queue]
         return self.times[queue][position - 1] if 0 < position <= len(self.times[queue]) else None
 
-    def bounds(self, queues, *how):
-        return {queue: self.bounds_of(queue) for queue in queues}
-
-    def bounds_of(self, queue):
+    def bounds(self, queue):
         times, first = self.times[queue], self.first[queue]
         newest = (times[-1] if len(times) > first else -1) if times else 0
         return QueueBounds(first, len(times), 0 if self.proxied else newest)
@@ -663,7 +667,7 @@ class Model(RuleBasedStateMachine):
     def store_time_ms(self, group, queue, offset, deadline):
         return self.times[queue][offset] if self.first[queue] <= offset < len(self.times[queue]) else None
 
-    def store_times_ms(self, group, offsets, deadline):
+    def store_times_ms(self, group, offsets, deadline, on_error=None):
         asked = {queue: self.store_time_ms(group, queue, offset, deadline) for queue, offset in offsets.items()}
         return {queue: ms for queue, ms in asked.items() if ms is not None}
 

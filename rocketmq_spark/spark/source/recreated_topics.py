@@ -240,31 +240,33 @@ def _has_unchanged_queue(bounds: Bounds, bounds_before: Bounds, queues: Iterable
 
 
 def _queues_recreated_since_poll(
-    offset_reader: OffsetReader, store_times_ms: Mapping[MessageQueue, int], bounds: Bounds, deadline: Deadline
+    offset_reader: OffsetReader,
+    group: str,
+    store_times_ms: Mapping[MessageQueue, int],
+    bounds: Bounds,
+    deadline: Deadline,
 ) -> set[MessageQueue]:
     """Return the queues that were recreated since the broker reported ``bounds``. ``store_times_ms`` are the store times of
     messages that are not the newest message of their queue.
 
     Such a message is newer than the newest message of ``bounds`` only if the queue was recreated, or if the clock of the broker
-    was set back. If the clock was set back, the newest message of the queue is still older. If a broker does not answer whether
-    it is, its error is raised.
+    was set back. If the clock was set back, the newest message of ``bounds`` is still in the queue. If a broker does not answer
+    whether it is, its error is raised.
     """
-    newer_queues = [
-        queue for queue, store_time_ms in store_times_ms.items() if 0 < bounds[queue].last_update_ms < store_time_ms
-    ]
-    if not newer_queues:
+    newest_offsets = {
+        queue: bounds[queue].max_offset - 1
+        for queue, store_time_ms in store_times_ms.items()
+        if 0 < bounds[queue].last_update_ms < store_time_ms
+    }
+    if not newest_offsets:
         return set()
 
     def raise_unless_topic_missing(error: RocketMQError, queue: MessageQueue) -> None:
         if not isinstance(error, TopicNotFound):
             raise error
 
-    current_bounds = offset_reader.bounds(newer_queues, deadline, raise_unless_topic_missing)
-    return {
-        queue
-        for queue in newer_queues
-        if queue not in current_bounds or current_bounds[queue].last_update_ms >= store_times_ms[queue]
-    }
+    newest_ms = offset_reader.store_times_ms(group, newest_offsets, deadline, on_error=raise_unless_topic_missing)
+    return {queue for queue in newest_offsets if newest_ms.get(queue) != bounds[queue].last_update_ms}
 
 
 class RecreationWatch:
@@ -397,7 +399,7 @@ class RecreationWatch:
             for name in {*map(broker_name_of, store_times_ms)}
             if name in self._connections and offset_reader.connection(name) != self._connections[name][1]
         }
-        recreated_queues = _queues_recreated_since_poll(offset_reader, store_times_ms, bounds, deadline)
+        recreated_queues = _queues_recreated_since_poll(offset_reader, self._group, store_times_ms, bounds, deadline)
         return newest_ms | {
             queue: max(store_time_ms, bounds[queue].last_update_ms)
             for queue, store_time_ms in store_times_ms.items()
