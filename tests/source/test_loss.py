@@ -36,6 +36,27 @@ def test_other_policies_say_it_in_one_line(caplog, policy, level):
     assert record.getMessage().endswith(f"and 2 more; failOnDataLoss={policy}")
 
 
+@pytest.mark.parametrize(
+    ("found", "new"),
+    [
+        ((3, 10), None),
+        ((5, 10), None),  # the new topic has grown
+        ((10, 10), None),
+        ((3, 14), (10, 14)),  # more has expired
+        ((2, 10), (2, 10)),
+        ((12, 12), (12, 12)),
+    ],
+)
+def test_only_what_was_not_reported_is_a_new_loss(found, new):
+    queue = MessageQueue("t", "b", 0)
+    losses = [(OffsetRange(queue, *found), Cause.TRUNCATED)]
+    expected = [] if new is None else [(OffsetRange(queue, *new), Cause.TRUNCATED)]
+    assert data_loss.unreported_losses(losses, lost()) == expected
+    assert data_loss.unreported_losses(losses, []) == losses
+    assert data_loss.unreported_losses(losses, lost(cause=Cause.WENT_BACK)) == losses
+    assert data_loss.unreported_losses(lost(2), lost()) == lost(2)[1:]
+
+
 def test_a_loss_of_unknown_size_is_not_called_0_offsets(caplog):
     """How many messages of a topic were not read before it was made again is unknown."""
     unknown = [(OffsetRange(MessageQueue("t", "b", 7), 100, 100), Cause.WENT_BACK)]

@@ -546,6 +546,10 @@ def test_a_loss_is_told_once_while_a_batch_waits_for_more(scripted, caplog):
     for _ in range(4):
         assert run.latest() == log(20)
     assert caplog.text.count("cannot be read any more") == 1
+    polls = len(scripted.seen(STATS))
+    scripted.on(STATS, stats({A: (5, 18)}))  # the new topic grows
+    eventually(lambda: run.latest() == log(20) and len(scripted.seen(STATS)) > polls + 2)
+    assert caplog.text.count("cannot be read any more") == 1
 
 
 def test_queues_that_may_not_be_read_any_more_are_told_of(scripted, caplog):

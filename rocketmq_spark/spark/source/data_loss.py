@@ -5,10 +5,10 @@ this module.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rocketmq_spark.errors import DataLossError
-from rocketmq_spark.model import OffsetRange
+from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.outcomes import Cause
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,26 @@ def _count_text(lost_ranges: Sequence[OffsetRange]) -> str:
     if not sizes:
         return "an unknown number of"
     return f"{'at least ' if len(sizes) < len(lost_ranges) else ''}{sum(sizes)}"
+
+
+def unreported_losses(losses: Iterable[Loss], reported_losses: Iterable[Loss]) -> list[Loss]:
+    """Return the parts of ``losses`` that are not in ``reported_losses``; both have losses of one start.
+
+    While a batch waits for more messages, each plan finds its losses again, with other ranges. If a topic was created again, the
+    lost range of a queue gets smaller while new messages come. If messages expire, the lost range gets larger.
+    """
+    reported_ranges: dict[tuple[MessageQueue, Cause], list[OffsetRange]] = {}
+    for lost_range, cause in reported_losses:
+        reported_ranges.setdefault((lost_range.queue, cause), []).append(lost_range)
+    new_losses = []
+    for lost_range, cause in losses:
+        ranges = reported_ranges.get((lost_range.queue, cause), [])
+        if not any(part.start <= lost_range.start and lost_range.end <= part.end for part in ranges):
+            reported_end = max(
+                (part.end for part in ranges if part.start == lost_range.start), default=lost_range.start
+            )
+            new_losses.append((lost_range._replace(start=reported_end), cause))
+    return new_losses
 
 
 def report_data_loss(policy: str, losses: Sequence[tuple[OffsetRange, Cause]]) -> None:

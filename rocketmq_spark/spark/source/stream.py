@@ -276,7 +276,7 @@ class Stream:
                 self._target = replace(self._target, ends=ends)
             # If a loss must fail the query, each plan reports the loss again, so that each plan fails.
             must_fail = self._options.fail_on_data_loss == "fail"
-            self._report_losses([loss for loss in losses if must_fail or loss not in reported_losses])
+            self._report_losses(losses if must_fail else data_loss.unreported_losses(losses, reported_losses))
             reported_losses = reported_losses.union(losses)
         self._last_plan = LastPlan(start, PlanOutcome.CHECKED, view, reported_losses)
         return adapted_start, readable_view, recreation_result
