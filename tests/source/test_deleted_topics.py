@@ -9,12 +9,13 @@ import json
 
 import pytest
 
-from rocketmq_spark.base.codes import Request
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import DataLossError, RouteNotFound
-from rocketmq_spark.model import OffsetRange
-from tests.mockbroker import ok
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.spark.source.offsets import Offsets
+from tests.mockbroker import MockBroker, eventually, ok, refuse
 from tests.reading import Run, positions, ranges_of
-from tests.source.scripted import cluster, route
+from tests.source.scripted import cluster, route, stats
 from tests.source.test_repeated_batches import QUEUES, QUICK, ROUTE, broker, expose, log
 
 __all__ = ["broker"]
@@ -220,3 +221,55 @@ def test_the_order_of_topics_makes_no_difference(broker):
         for text in ("t,u", "u,t,u")
     )
     assert one == other
+
+
+# --- on one broker only
+
+
+AWAY = MessageQueue("t", "broker-b", 0)
+
+
+@pytest.fixture
+def second(broker):
+    """broker-b, which is up; the route of ``t`` names broker-a only, and the query has read ``t`` on both."""
+    has(broker, t=120)
+    with MockBroker() as server:
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": broker, "broker-b": server}))
+        server.on(Request.GET_TOPIC_STATS_INFO, refuse(Response.TOPIC_NOT_EXIST))
+        yield server
+
+
+def both_read(broker, available_now=False, **given):
+    logged = Offsets({T[0]: 100, AWAY: 100}, newest_store_ms={T[0]: 1000, AWAY: 1000}).to_json()
+    text = json.dumps(logged, separators=(",", ":"))
+    options = {**SOON, "subscribe": "t", **given}
+    return Run(broker.address, text, available_now=available_now, **options)
+
+
+@pytest.mark.parametrize("available_now", [False, True])
+def test_a_topic_deleted_on_a_broker_without_route_is_a_loss(broker, second, available_now):
+    with pytest.raises(DataLossError, match=r"t/broker-b/0 from offset 100 on \(topic deleted\)"):
+        both_read(broker, available_now).ahead()
+    run = both_read(broker, available_now, failOnDataLoss="warn")
+    assert AWAY not in positions(run.ahead())
+
+
+def test_a_broker_without_route_that_has_the_topic_is_waited_for(broker, second):
+    second.on(Request.GET_TOPIC_STATS_INFO, stats({AWAY: (0, 100)}))
+    assert positions(both_read(broker).ahead())[AWAY] == 100
+
+
+def test_a_broker_that_is_gone_is_waited_for(broker, second):
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": broker}))
+    run = both_read(broker)
+    assert positions(run.ahead())[AWAY] == 100
+    assert not second.seen(Request.GET_TOPIC_STATS_INFO)
+
+
+def test_a_broker_that_left_the_route_is_asked_seldom(broker, second):
+    second.on(Request.GET_TOPIC_STATS_INFO, stats({AWAY: (0, 100)}))
+    run = both_read(broker)
+    run.offset = run.ahead()
+    asked, polls = len(second.seen(Request.GET_TOPIC_STATS_INFO)), len(broker.seen(Request.GET_TOPIC_STATS_INFO))
+    eventually(lambda: run.latest() and len(broker.seen(Request.GET_TOPIC_STATS_INFO)) > polls + 3)
+    assert len(second.seen(Request.GET_TOPIC_STATS_INFO)) <= asked + 1

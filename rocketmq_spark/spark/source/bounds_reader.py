@@ -25,6 +25,7 @@ from rocketmq_spark.spark.source.owned_queues import OwnedQueues
 from rocketmq_spark.spark.source.planning import QueuesView
 from rocketmq_spark.spark.source.poll_interval import PollInterval
 from rocketmq_spark.spark.source.recreated_topics import (
+    TopicBroker,
     broker_name_of,
     topic_broker,
     topic_broker_pairs,
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 # After the first answers, a poll waits this long for the brokers that have not answered.
 _LATE_BROKER_GRACE_S = 0.2
+# If a route no longer names a broker of the checkpoint, polls ask the broker at most once in this time whether it has the topic.
+_UNROUTED_CHECK_INTERVAL_S = 5.0
 # If no name server answers, polls use the last known routes, and request no routes for at least this time.
 _ROUTE_RETRY_PAUSE_S = 1.0
 
@@ -129,6 +132,8 @@ class BoundsReader:
         # Whether the next poll requests all routes, and the time before which polls request no routes.
         self._routes_are_stale = False
         self._next_route_request_s = 0.0
+        # The time before which polls do not ask brokers that no route names.
+        self._next_unrouted_check_s = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ports": None}  # ports have clients, which cannot leave their process
@@ -345,12 +350,44 @@ class BoundsReader:
         try:
             route_reader.fetch(topic)
         except RouteNotFound:
-            return is_topic_missing_everywhere(
-                offset_reader, topic, broker_names, Deadline.after(self._options.request_timeout)
-            )
+            pairs = {(topic, name) for name in broker_names}
+            return pairs_without_topic(offset_reader, pairs, Deadline.after(self._options.request_timeout)) == pairs
         except RocketMQError:
             return False
         return False
+
+    def _unrouted_pairs_without_topic(self, routes: Mapping[str, TopicRoute], must_ask: bool) -> frozenset[TopicBroker]:
+        """Return the topics and brokers of the checkpoint for which the broker is up and does not have the topic, although the
+        route of the topic does not name the broker. A route lacks a broker that is down, and also a broker on which the topic was
+        deleted, so the broker decides.
+        """
+        unrouted_pairs = frozenset(
+            [
+                (topic, name)
+                for topic, broker_names in self._checkpoint_queues.brokers_by_topic.items()
+                if topic in routes
+                for name in broker_names
+                if name not in routes[topic].brokers
+            ]
+        )
+        known_pairs = unrouted_pairs & self._last_view.topics_missing_on_broker
+        if unrouted_pairs == known_pairs or not (must_ask or self.clock.now() >= self._next_unrouted_check_s):
+            return known_pairs
+        self._next_unrouted_check_s = self.clock.now() + _UNROUTED_CHECK_INTERVAL_S
+        route_reader = self.ports.routes
+        try:
+            cluster = route_reader.cluster()
+        except RocketMQError:
+            return known_pairs
+        names_of_running_brokers = {
+            name
+            for name in {name for _, name in unrouted_pairs}
+            if name in cluster and cluster[name].master and _has_own_address(route_reader, name, cluster)
+        }
+        pairs_to_ask = [pair for pair in unrouted_pairs if pair[1] in names_of_running_brokers]
+        return known_pairs | pairs_without_topic(
+            self.ports.offsets, pairs_to_ask, Deadline.after(self._options.request_timeout)
+        )
 
     def _fetch_bounds(
         self,
@@ -430,7 +467,9 @@ class BoundsReader:
         return QueuesView(
             bounds,
             deleted_topics=frozenset(deleted_topics),
-            topics_missing_on_broker=frozenset(missing_topic_errors),
+            topics_missing_on_broker=self._unrouted_pairs_without_topic(routes, not skip_missing).union(
+                missing_topic_errors
+            ),
             brokers_without_master=brokers_without_master,
             timed_out_brokers=late_brokers,
             connections=dict(zip(broker_names, zip(connections_before, connections_after, strict=True), strict=True)),
@@ -519,16 +558,15 @@ def with_compaction_minimum(
     }
 
 
-def is_topic_missing_everywhere(
-    offset_reader: OffsetReader, topic: str, broker_names: Iterable[str], deadline: Deadline
-) -> bool:
-    """Whether each broker in ``broker_names`` answers that it does not have the topic."""
-    asked_queues = [MessageQueue(topic, name, 0) for name in broker_names]
-    missing_queues = set()
+def pairs_without_topic(
+    offset_reader: OffsetReader, pairs: Iterable[TopicBroker], deadline: Deadline
+) -> set[TopicBroker]:
+    """Return those of ``pairs`` whose broker answers that it does not have the topic."""
+    missing_pairs = set()
 
     def note_error(error: RocketMQError, queue: MessageQueue) -> None:
         if isinstance(error, TopicNotFound):
-            missing_queues.add(queue)
+            missing_pairs.add(topic_broker(queue))
 
-    offset_reader.bounds(asked_queues, deadline, note_error)
-    return missing_queues == {*asked_queues}
+    offset_reader.bounds([MessageQueue(topic, name, 0) for topic, name in pairs], deadline, note_error)
+    return missing_pairs
