@@ -273,3 +273,22 @@ def test_a_broker_that_left_the_route_is_asked_seldom(broker, second):
     asked, polls = len(second.seen(Request.GET_TOPIC_STATS_INFO)), len(broker.seen(Request.GET_TOPIC_STATS_INFO))
     eventually(lambda: run.latest() and len(broker.seen(Request.GET_TOPIC_STATS_INFO)) > polls + 3)
     assert len(second.seen(Request.GET_TOPIC_STATS_INFO)) <= asked + 1
+
+
+@pytest.mark.parametrize("silent", ["name server", "broker"])
+def test_a_server_that_hangs_delays_polls_seldom(broker, second, silent, monkeypatch):
+    """Its answer would only say that the topic is gone on a broker without a route."""
+    if silent == "name server":
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, lambda call: None)
+    else:
+        second.on(Request.GET_TOPIC_STATS_INFO, lambda call: None)
+    run = both_read(broker, requestTimeout="1s")
+    run.offset = run.ahead()
+    server, code = (
+        (broker, Request.GET_BROKER_CLUSTER_INFO) if silent == "name server" else (second, Request.GET_TOPIC_STATS_INFO)
+    )
+    eventually(lambda: run.latest() and server.seen(code))
+    asked, polls = len(server.seen(code)), len(broker.seen(Request.GET_TOPIC_STATS_INFO))
+    eventually(lambda: run.latest() and len(broker.seen(Request.GET_TOPIC_STATS_INFO)) > polls + 8)
+    assert len(server.seen(code)) <= asked + 1
+    assert AWAY in positions(run.offset)

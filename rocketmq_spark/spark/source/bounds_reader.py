@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 # After the first answers, a poll waits this long for the brokers that have not answered.
 _LATE_BROKER_GRACE_S = 0.2
 # If a route no longer names a broker of the checkpoint, polls ask the broker at most once in this time whether it has the topic.
-_UNROUTED_CHECK_INTERVAL_S = 5.0
+# A poll waits only this long for the answer, because the queues of other brokers wait with it.
+_UNROUTED_CHECK_INTERVAL_S, _UNROUTED_CHECK_TIMEOUT_S = 5.0, 1.0
 # If no name server answers, polls use the last known routes, and request no routes for at least this time.
 _ROUTE_RETRY_PAUSE_S = 1.0
 
@@ -351,7 +352,8 @@ class BoundsReader:
             route_reader.fetch(topic)
         except RouteNotFound:
             pairs = {(topic, name) for name in broker_names}
-            return pairs_without_topic(offset_reader, pairs, Deadline.after(self._options.request_timeout)) == pairs
+            deadline = Deadline.after(self._options.request_timeout)
+            return pairs_without_topic(offset_reader, pairs, deadline)[0] == pairs
         except RocketMQError:
             return False
         return False
@@ -371,23 +373,36 @@ class BoundsReader:
             ]
         )
         known_pairs = unrouted_pairs & self._last_view.topics_missing_on_broker
-        if unrouted_pairs == known_pairs or not (must_ask or self.clock.now() >= self._next_unrouted_check_s):
+        started_at_s = self.clock.now()
+        is_paused = started_at_s < max(self._next_unrouted_check_s, self._next_route_request_s)
+        if unrouted_pairs == known_pairs or (is_paused and not must_ask):
             return known_pairs
-        self._next_unrouted_check_s = self.clock.now() + _UNROUTED_CHECK_INTERVAL_S
+        missing_pairs, error = self._ask_unrouted_brokers(
+            unrouted_pairs, self._options.request_timeout if must_ask else _UNROUTED_CHECK_TIMEOUT_S
+        )
+        duration_s = self.clock.now() - started_at_s
+        self._next_unrouted_check_s = self.clock.now() + max(_UNROUTED_CHECK_INTERVAL_S, 10 * duration_s)
+        if error is not None and error.retriable and not must_ask:
+            self.retriable_errors.note(error, self.clock.now())
+        return known_pairs | missing_pairs
+
+    def _ask_unrouted_brokers(
+        self, pairs: Collection[TopicBroker], timeout_s: float
+    ) -> tuple[set[TopicBroker], RocketMQError | None]:
+        """Return those of ``pairs`` whose broker is up and does not have the topic, and an error if a server did not answer."""
         route_reader = self.ports.routes
         try:
             cluster = route_reader.cluster()
-        except RocketMQError:
-            return known_pairs
-        names_of_running_brokers = {
+        except RocketMQError as e:
+            return set(), e
+        running_brokers = {
             name
-            for name in {name for _, name in unrouted_pairs}
+            for name in {name for _, name in pairs}
             if name in cluster and cluster[name].master and _has_own_address(route_reader, name, cluster)
         }
-        pairs_to_ask = [pair for pair in unrouted_pairs if pair[1] in names_of_running_brokers]
-        return known_pairs | pairs_without_topic(
-            self.ports.offsets, pairs_to_ask, Deadline.after(self._options.request_timeout)
-        )
+        pairs_to_ask = [pair for pair in pairs if pair[1] in running_brokers]
+        deadline = Deadline.after(min(timeout_s, self._options.request_timeout))
+        return pairs_without_topic(self.ports.offsets, pairs_to_ask, deadline)
 
     def _fetch_bounds(
         self,
@@ -560,13 +575,16 @@ def with_compaction_minimum(
 
 def pairs_without_topic(
     offset_reader: OffsetReader, pairs: Iterable[TopicBroker], deadline: Deadline
-) -> set[TopicBroker]:
-    """Return those of ``pairs`` whose broker answers that it does not have the topic."""
+) -> tuple[set[TopicBroker], RocketMQError | None]:
+    """Return those of ``pairs`` whose broker answers that it does not have the topic, and another error of a broker, if any."""
     missing_pairs = set()
+    other_errors: list[RocketMQError] = []
 
     def note_error(error: RocketMQError, queue: MessageQueue) -> None:
         if isinstance(error, TopicNotFound):
             missing_pairs.add(topic_broker(queue))
+        else:
+            other_errors.append(error)
 
     offset_reader.bounds([MessageQueue(topic, name, 0) for topic, name in pairs], deadline, note_error)
-    return missing_pairs
+    return missing_pairs, other_errors[0] if other_errors else None
