@@ -478,10 +478,10 @@ def test_of_statistics_only_what_was_asked_for_is_kept(broker: MockBroker, parts
     parts.routes.get("t")
     first, second, none = (MessageQueue("t", "broker-a", i) for i in (0, 1, 2000))
     assert parts.offset_reader.bounds([first, none], parts.soon).keys() == {first}
-    kept = parts.offset_reader._stats["broker-a", "t"]
+    kept = parts.offset_reader._stats_by_broker_and_topic["broker-a", "t"]
     assert kept.bounds.keys() == {first}
     assert parts.offset_reader.bounds([second], parts.soon)[second].max_offset == 1
-    assert parts.offset_reader._stats["broker-a", "t"].bounds.keys() == {first, second}
+    assert parts.offset_reader._stats_by_broker_and_topic["broker-a", "t"].bounds.keys() == {first, second}
     small = statistics(dict.fromkeys((first, second), (0, 5)))
     broker.on(Request.GET_TOPIC_STATS_INFO, small)
     for _ in range(2):
@@ -500,8 +500,8 @@ def test_statistics_of_brokers_that_left_the_route_are_forgotten(broker: MockBro
         queues = parts.routes.get("t", 0.0).readable_queues()
         assert len(parts.offset_reader.bounds(queues, parts.soon)) == 1000
         parts.kinds.stores_batches(queues[0], parts.soon)
-        assert len(parts.offset_reader._stats) <= 7
-    assert ("b69", "t") in parts.offset_reader._stats
+        assert len(parts.offset_reader._stats_by_broker_and_topic) <= 7
+    assert ("b69", "t") in parts.offset_reader._stats_by_broker_and_topic
     assert len(parts.kinds._cached_answers) < 70
 
 
@@ -519,9 +519,9 @@ def test_statistics_of_topics_without_a_route_are_forgotten(
         parts.kinds.stores_batches(MessageQueue(f"t{n}", "broker-a", 0), parts.soon)
         if n != 7:
             parts.routes.forget(f"t{n}")
-    assert ("broker-a", "t7") in parts.offset_reader._stats
+    assert ("broker-a", "t7") in parts.offset_reader._stats_by_broker_and_topic
     assert ("t7", "broker-a") in parts.kinds._cached_answers
-    assert max(len(parts.offset_reader._stats), len(parts.kinds._cached_answers)) < 100
+    assert max(len(parts.offset_reader._stats_by_broker_and_topic), len(parts.kinds._cached_answers)) < 100
 
 
 def test_only_used_topic_attributes_are_cached(broker: MockBroker, routed: Parts) -> None:
@@ -538,9 +538,9 @@ def test_refreshed_queue_bounds_reuse_the_same_queue_objects(broker: MockBroker,
     kept = []
     for _ in range(2):
         routed.offset_reader.bounds(QUEUES, routed.soon)
-        kept.append(list(routed.offset_reader._stats["broker-a", "t"].bounds))
+        kept.append(list(routed.offset_reader._stats_by_broker_and_topic["broker-a", "t"].bounds))
     assert [first is second for first, second in zip(*kept, strict=True)] == [True, True]
-    assert routed.offset_reader._stats["broker-a", "t"].bounds == {
+    assert routed.offset_reader._stats_by_broker_and_topic["broker-a", "t"].bounds == {
         QUEUES[0]: QueueBounds(1, 10, 5),
         QUEUES[1]: QueueBounds(2, 4, 5),
     }
