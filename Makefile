@@ -15,14 +15,14 @@ TRANSPORT ?= remoting
 demo: java $(READY)
 	@$(BIN)/rocketmq-spark demo --transport $(TRANSPORT)
 
-# Five processes share the tests, the longest first, and two of them begin with tests that mostly wait; meanwhile the sources are
-# checked. Before that one process compiles the test modules, else all five do that at the same time, each for itself. A process that
+# Four processes share the tests, the longest first, and two of them begin with tests that mostly wait; meanwhile the sources are
+# checked. Before that one process compiles the test modules, else all four do that at the same time, each for itself. A process that
 # dies fails the run and is not replaced: xdist would give the test that killed it to the next process, or wait for ever.
 # ROCKETMQ_SPARK_TEST_SCALE sets how many messages, kills and batches the tests use: see tests/scale.py.
 test: java $(READY)
 	@$(MAKE) --no-print-directory check & check=$$!; \
 	$(PYTEST) --collect-only -q -p no:cacheprovider >/dev/null; \
-	$(PYTEST) --complete -n 5 --dist loadfile --max-worker-restart 0 $(OPTIONS); tests=$$?; wait $$check && exit $$tests
+	$(PYTEST) --complete -n 4 --dist loadfile --max-worker-restart 0 $(OPTIONS); tests=$$?; wait $$check && exit $$tests
 
 # The tests of queries on older versions of PySpark, each in an environment of its own. They assert the differences.
 ON_OLDER := tests/source tests/live/options tests/live/growth tests/test_compat.py tests/test_tuning.py tests/test_worker_imports.py tests/kill \
