@@ -344,9 +344,7 @@ class BoundsReader:
             cluster = route_reader.cluster()
         except RocketMQError:
             return False
-        if not all(name in cluster and cluster[name].master for name in broker_names):
-            return False
-        if not all(_has_own_address(route_reader, name, cluster) for name in broker_names):
+        if not all(_is_running_at_address(route_reader, name, cluster) for name in broker_names):
             return False
         try:
             route_reader.fetch(topic)
@@ -395,11 +393,8 @@ class BoundsReader:
             cluster = route_reader.cluster()
         except RocketMQError as e:
             return set(), e
-        running_brokers = {
-            name
-            for name in {name for _, name in pairs}
-            if name in cluster and cluster[name].master and _has_own_address(route_reader, name, cluster)
-        }
+        broker_names = {name for _, name in pairs}
+        running_brokers = {name for name in broker_names if _is_running_at_address(route_reader, name, cluster)}
         pairs_to_ask = [pair for pair in pairs if pair[1] in running_brokers]
         deadline = Deadline.after(min(timeout_s, self._options.request_timeout))
         return pairs_without_topic(self.ports.offsets, pairs_to_ask, deadline)
@@ -510,14 +505,17 @@ def _is_current_address(route_reader: RouteReader, broker_name: str) -> bool:
     address.
     """
     try:
-        return _has_own_address(route_reader, broker_name, route_reader.cluster())
+        return _is_running_at_address(route_reader, broker_name, route_reader.cluster())
     except NotSupported:  # a Proxy has one address for all brokers
         return True
     except RocketMQError:
         return False
 
 
-def _has_own_address(route_reader: RouteReader, broker_name: str, cluster: Mapping[str, BrokerData]) -> bool:
+def _is_running_at_address(route_reader: RouteReader, broker_name: str, cluster: Mapping[str, BrokerData]) -> bool:
+    """Whether ``cluster`` has a master of the broker, and requests for the broker go to the address of this master. No other
+    broker may have this address.
+    """
     try:
         address = route_reader.address(broker_name)
     except BrokerNotFound:  # the last route has no master of this broker
